@@ -61,7 +61,7 @@ def collect() -> None:
         module = ".".join(file.relative_to(PROJECT).with_suffix("").parts)
         for words, head, name in HEAD.findall(file.read_text(encoding="utf-8")):
             defined = {**vars(options), "typer": typer, "ExitStatus": ExitStatus, "__name__": module}
-            exec(head, defined)
+            exec(compile(head, file, "exec", dont_inherit=True), defined)  # else typer evaluates each type
             *group, last = words.split()
             (GROUPS[group[0]] if group else app).command(last)(loaded_when_called(defined[name]))
 

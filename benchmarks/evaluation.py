@@ -31,6 +31,7 @@ from whisper_tuner.data.dataset import Sample, load_manifest  # noqa: E402
 from whisper_tuner.eval.evaluation import GREEDY, Evaluation, Transcript, compared, evaluate, generation_settings  # noqa: E402
 from whisper_tuner.eval.text_cache import Decoding, TextCache  # noqa: E402
 from whisper_tuner.export.final import load_model  # noqa: E402
+from whisper_tuner.fact_store import FactStore  # noqa: E402
 
 REPEATS, WANTED = 3, 3.0  # times as fast
 WAYS = ("plain transformers, clip by clip", "evaluate")
@@ -73,7 +74,7 @@ def ways(
     models = {one: load_model(one) for one in filter(None, (base, name))}
     for model, _ in models.values():
         model.to(devices.choose()).eval()
-    texts = TextCache(folder)
+    texts = TextCache(FactStore(folder))
     decoding = Decoding(device=devices.choose().type, language=language, task=None)
 
     def plain_one(name: str) -> Evaluation:

@@ -104,13 +104,13 @@ machine trains it, and after a resume. Validation and test clips are never chang
   faster-whisper switch `suppress_blank` off. A LoRA adapter needs the `generation_config.json` beside it, too.
 
 A batch is `batch_size` clips of all lengths, so that steps take equally long; it is computed in parts of like length.
-`audio_context` says how long those are, [performance.md](performance.md) what each costs. With `pack`, clips of a step
-that have the same prompt are joined, and so are their texts. Validation is never packed.
+`audio_context` says how long those are, [performance.md](performance.md) what each costs. Validation is cropped,
+unless `audio_context = full`.
 
 An encoder that is not trained says the same of a clip in each epoch. What it says is kept as fp16 in `.multimac/cache`,
 2 bytes x width of the model for each 20 ms, and the decoder alone is computed from the second epoch on. A run that
-needs more than `encoder_cache_gb` does not start. With speed perturbation, masks or pack nothing is
-kept. With mixed, the same clips are padded to 30 s in every epoch.""",
+needs more than `encoder_cache_gb` does not start. With speed perturbation or masks nothing is kept.
+With mixed, the same clips are padded to 30 s in every epoch.""",
     "distributed": "In `[distributed:NAME]`, along with any key of a profile.",
     "strategies": """\
 Keys of `[distributed:NAME]`, by `strategy`; [strategies.md](strategies.md) says what each strategy sends, and when to

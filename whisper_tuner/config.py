@@ -173,8 +173,8 @@ class Profile:
     audio_context: str = setting(
         "mixed",
         "how long clips are made: padded to little more than they last, or to the full 30 s; mixed: a share of them to "
-        "30 s; pack: those of a step joined to windows of up to 30 s",
-        choices=("cropped", "mixed", "pack", "full"),
+        "30 s",
+        choices=("cropped", "mixed", "full"),
         example="full",
         changes_plan=True,
     )
@@ -219,7 +219,6 @@ class Profile:
     def caches_encoder(self) -> bool:
         """Tell whether the encoder's outputs are kept: not where a clip changes from epoch to epoch."""
         changes = self.speed_perturbation or self.mask_time_prob or self.mask_feature_prob
-        changes = changes or self.audio_context == "pack"
         return not self.trains_encoder and self.encoder_cache_gb > 0 and not changes
 
 
@@ -240,6 +239,7 @@ class Resolved:
 
 
 UNCHANGED = Resolved("", {}, {})
+TAKEN_OUT = {("audio_context", "pack")}  # settings and values that an older config.ini may have
 
 
 def set_by_hand(settings: Sequence[str]) -> Resolved:
@@ -331,6 +331,9 @@ class ConfigFile:
             if key not in fields:
                 known = f"Known keys: {', '.join(sorted(fields))}."
                 raise ConfigError(f"{place}: unknown key {key!r}{nearest(key, fields)}", remedy=known)
+            if (key, text.strip()) in TAKEN_OUT:
+                remedy = '"Tried, and left out" in docs/performance.md says why, and what to use.'
+                raise ConfigError(f"{place}: {key} = {text} is no longer there", remedy=remedy)
             try:
                 value = parse(fields[key], hints[key], text)
             except ValueError as error:

@@ -27,7 +27,7 @@ class ExitStatus(IntEnum):
 
 
 class TunerError(Exception):
-    """What failed, where, and what to do next; shown to the user without a traceback."""
+    """Says what failed, where, and what to do next; shown to the user without a traceback."""
 
     exit_status = ExitStatus.ERROR
 

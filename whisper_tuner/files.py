@@ -22,7 +22,7 @@ DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
 def is_evicted(found: os.stat_result) -> bool:
-    """Whether a file's content is in iCloud only: to open it blocks until it is here, or fails without internet."""
+    """Tell if a file's content is in iCloud only: to open it blocks until it is here, or fails without internet."""
     return bool(getattr(found, "st_flags", 0) & DATALESS)
 
 
@@ -37,7 +37,7 @@ def write_atomically(path: Path, text: str, *, durable: bool = True, mode: int =
 
 
 def write_shared(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """The same for a file of the user's own: with the mode that it has; what a link points to, not the link.
+    """Replace the text of a user's own file: it keeps its mode, and of a link what it points to is replaced.
 
     mode: of a new one.
     """
@@ -95,7 +95,7 @@ def atomic_path(path: Path, *, durable: bool = True, mode: int = 0o600) -> Itera
 
 @contextlib.contextmanager
 def atomic_folder(path: Path, *, mode: int = 0o700) -> Iterator[Path]:
-    """The same for a folder, which appears whole or not at all. What was there stays as `path`.old until then."""
+    """Make a folder that appears whole or not at all. What was there stays as `path`.old until then."""
     part, old = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.old")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True, mode=mode)

@@ -22,7 +22,7 @@ PANIC = "PanicException"  # of a library in Rust: no Exception, and it cannot be
 
 @contextlib.contextmanager
 def loading(failure: str, *, remedy: str) -> Iterator[None]:
-    """Of a damaged folder, or a bad network, libraries raise whatever they stumble over: it becomes a ModelError."""
+    """Turn what libraries raise for a damaged folder or a bad network, whatever it is, into a ModelError."""
     try:
         yield
     except ModelError:
@@ -101,7 +101,7 @@ def _snapshot(base_model: str, weights: str, **options) -> Path | None:
 
 
 def is_adapter(model: str | Path) -> bool:
-    """Whether it is a folder with a LoRA adapter, which needs its base model."""
+    """Tell if a model is a folder with a LoRA adapter, which needs its base model."""
     return (expanded(model) / ADAPTER_CONFIG).is_file()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def parse_json(text: str | bytes, *, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """As json.loads, but everything that can be wrong with the text is a ValueError, in words for a user."""
+    """Parse as json.loads does, but all that can be wrong with the text is a ValueError, in words for a user."""
     try:
         return json.loads(text, object_pairs_hook=object_pairs_hook)
     except RecursionError:

@@ -13,7 +13,7 @@ AUDIO_SUFFIXES = (
 
 
 def expanded(path: str | Path) -> Path:
-    """With the home folder for `~`; before a name that no user has, or can have, it is an ordinary character."""
+    """Put the home folder for `~`; before a name that no user has, or can have, it is an ordinary character."""
     try:
         return Path(path).expanduser()
     except (RuntimeError, ValueError):
@@ -33,7 +33,7 @@ def shown(path: Path) -> Path:
 
 
 def is_below(name: str) -> bool:
-    """Whether a relative name stays below the folder that it is joined to."""
+    """Tell if a relative name stays below the folder that it is joined to."""
     return "\0" not in name and not {"", ".", ".."} & {*name.split("/")}
 
 

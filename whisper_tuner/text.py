@@ -6,7 +6,7 @@ import re
 
 
 def counted(count: int, noun: str) -> str:
-    """Such as 1 row, or 1,200 rows."""
+    """Return such as 1 row, or 1,200 rows."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
@@ -27,7 +27,7 @@ def duration(seconds: float | None) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether it can be written as UTF-8; JSON may hold half a character, a lone surrogate."""
+    """Tell if a text can be written as UTF-8; JSON may hold half a character, a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -36,5 +36,5 @@ def is_unicode(text: str) -> bool:
 
 
 def harmless(text: str) -> str:
-    """Without the characters that a terminal obeys, but for tabs and new lines: texts and names come from anywhere."""
+    """Remove the characters that a terminal obeys, but for tabs and new lines: texts and names come from anywhere."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", text)

@@ -6,7 +6,7 @@ FIRST_S = 5.0  # before that a rate says little
 
 
 class Pace:
-    """Of one thing that is done bit by bit. What was done at the first look counts as done before."""
+    """Estimates the time left of one thing that is done bit by bit. What the first look sees counts as done before."""
 
     def __init__(self) -> None:
         self._first: tuple[float, float] | None = None

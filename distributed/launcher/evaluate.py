@@ -29,8 +29,9 @@ from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import RunError
 from whisper_tuner.eval.evaluation import FALLBACK, Evaluation, compared, generation_settings, transcribe
 from whisper_tuner.eval.predictions import PREDICTIONS, write_predictions
-from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
+from whisper_tuner.eval.text_cache import Decoding, TextCache
 from whisper_tuner.export.final import load_model
+from whisper_tuner.fact_store import FactStore
 from whisper_tuner.files import write_atomically
 from whisper_tuner.model.base_model import whisper_of
 
@@ -108,7 +109,7 @@ class _Evaluations:
             self._hosts.close()
 
     def __iter__(self) -> Iterator[tuple[str, Evaluation]]:
-        profile, texts = self._spec.profile, TextCache(Path(self._spec.cache_dir) / TEXTS)
+        profile, texts = self._spec.profile, TextCache(FactStore(Path(self._spec.cache_dir)))
         decoding = Decoding(device=self._device.type, language=profile.language or None, task=profile.task)
         paths = {BEFORE: profile.base_model, AFTER: str(self._final)}
         keys = {when: texts.key(path, self._samples, decoding) for when, path in paths.items()}

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
+from distributed.hosts.paths import PROJECT, STORE
 from distributed.run_dir.clean import Removal, age, named_removals, removals, remove
 from distributed.run_dir.find import find_run, run_dirs
-from distributed.run_dir.summary import read_run
+from distributed.run_dir.folder import disk_use
+from distributed.run_dir.summary import RUNNING, read_run
 from multimac.view.models import folders_of
 from multimac.view.terminal import Console
-from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
+from whisper_tuner.errors import ConfigError, ExitStatus, RunError, TunerError
+from whisper_tuner.fact_store import CACHE
 from whisper_tuner.text import size
 
 from .options import CONFIG, Config, RunsDir, command
@@ -25,6 +30,7 @@ def runs_clean(
     yes: Annotated[bool, Option("--yes", help="Remove what is listed.")] = False,
     keep: Annotated[int, Option(min=0, help="Keep this many of the newest runs.")] = 0,
     older_than: Annotated[str, Option(help="Only runs that ended longer ago than this: 12h, 7d, 2w.")] = "",
+    cache: Annotated[bool, Option("--cache", help="Only what can be computed anew, .multimac/cache.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print only the list, as JSON.")] = False,
     runs_dir: RunsDir = None,
     config: Config = CONFIG,
@@ -35,6 +41,10 @@ def runs_clean(
     """
     console, kept = Console(stderr=as_json), []
     folders = folders_of(config, runs_dir)
+    if cache:
+        if runs or keep or older_than:
+            raise ConfigError("--cache removes no runs", remedy="Leave their names, --keep and --older-than out.")
+        return _clean_cache(console, folders, really=yes, as_json=as_json)
     seconds = age(older_than) if older_than else None
     if runs:
         if keep or older_than:
@@ -64,6 +74,33 @@ def runs_clean(
         console.print(str(error), style="red")
     if failed:
         raise failed[0]
+    return ExitStatus.OK
+
+
+def _clean_cache(console: Console, folders: Sequence[Path], *, really: bool, as_json: bool) -> ExitStatus:
+    """List what can be computed anew, and remove it: log-mels, outputs of encoders, what is known of files.
+
+    Raises ConfigError while a run is going, RunError where it cannot be removed.
+    """
+    path = PROJECT / STORE / CACHE
+    for run in map(read_run, run_dirs(folders) if really else ()):
+        if run.state == RUNNING:
+            raise ConfigError(f"{run.id} is running", remedy=f"Stop it first: multimac runs stop {run.id}")
+    held, reason = disk_use(path)[0] if path.is_dir() else 0, "it is computed anew when it is needed"
+    if really and held:
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            raise RunError(f"{error.filename}: {error.strerror}", remedy="Look at its permissions.") from None
+    if as_json:
+        one = {"run": "", "path": str(path), "bytes": held, "reason": reason, "removed": not path.exists()}
+        print(json.dumps({"removals": [one] if held else [], "kept": []}, indent=2))
+    if not held:
+        console.print("nothing to remove")
+        return ExitStatus.OK
+    console.print(f"{size(held):>8}  {path}  ({reason})", soft_wrap=True)
+    told = f"removed, {size(held)} freed" if really else "nothing has been removed yet: repeat the command with --yes"
+    console.print(told)
     return ExitStatus.OK
 
 

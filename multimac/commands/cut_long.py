@@ -14,6 +14,7 @@ from multimac.view.progress import counting
 from whisper_tuner.data.checks.fix import BLACKLIST, CLIPS, Corrections, Cuts
 from whisper_tuner.data.checks.material import TEST, Material, Row
 from whisper_tuner.data.checks.repair import repaired
+from whisper_tuner.fact_store import CACHE, FactStore
 
 if TYPE_CHECKING:
     from whisper_tuner.data.labels import TokenLimit
@@ -36,12 +37,12 @@ def long_clips(
 ) -> LongClips:
     """Return what cuts clips into pieces below `folder`. load: loads `model`, once something is to be heard."""
     from exogym import device as devices
-    from whisper_tuner.eval.long_clips import HEARD, HeardPieces, LongClips
-    from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
+    from whisper_tuner.eval.long_clips import HeardPieces, LongClips
+    from whisper_tuner.eval.text_cache import Decoding, TextCache
 
-    cache = store / "cache"
+    facts = FactStore(store / CACHE)
     decoding = Decoding(device=devices.choose().type, language=None, task=task)
-    heard = HeardPieces(cache / HEARD, TextCache(cache / TEXTS).key(model, [], decoding))
+    heard = HeardPieces(facts, TextCache(facts).key(model, [], decoding))
     hear, pieces = _hearing(load, task), folder.absolute() / CLIPS
     return LongClips(pieces, hear, heard, longest_s=longest_s, language=language, task=task, limit=limit)
 

@@ -16,13 +16,13 @@ from distributed.hosts.paths import PROJECT, STORE
 from exogym.config import nearest
 from multimac.view.progress import working
 from multimac.view.terminal import Console
-from whisper_tuner.data.check import header_index
 from whisper_tuner.data.dataset import MAX_DURATION_S
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.data.formats.table import DELIMITERS
 from whisper_tuner.data.importing import LEFT_OUT, ImportedPart, import_source, read_corrections
 from whisper_tuner.data.problems import Kind, Problem, counts
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus
+from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.languages import language_code
 from whisper_tuner.paths import expanded, shown
 from whisper_tuner.text import counted, duration
@@ -75,7 +75,7 @@ def data_import(
             keep_long=keep_long,
             split_off=split_off,
             outside=[expanded(folder) for folder in outside or ()],
-            index_of=lambda manifest: header_index(manifest, PROJECT / STORE),  # as training, which need not look again
+            facts=FactStore(PROJECT / STORE / CACHE),
             tell=tell,
         )
     unknown = read_corrections(out).unknown(found)

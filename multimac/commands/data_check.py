@@ -26,13 +26,14 @@ from multimac.view.progress import counting, working
 from multimac.view.terminal import Console
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.checks import fix, gather, table
-from whisper_tuner.data.checks.contradicted import USELESS, contradiction, usual_cer
 from whisper_tuner.data.checks.finding import Finding, Severity, of_row
 from whisper_tuner.data.checks.material import PARTS, TRAIN, Heard, Material, Row
+from whisper_tuner.data.checks.rows import CONTRADICTED, USELESS, contradiction, usual_cer
 from whisper_tuner.data.dataset import MAX_DURATION_S
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.labels import token_limit
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
+from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.hub import is_adapter
 from whisper_tuner.languages import language_code, text_language
 from whisper_tuner.paths import expanded, shown
@@ -41,7 +42,7 @@ from .cut_long import cut_long, long_clips, told_of
 from .options import CONFIG, MODEL, Config, Language, Set, command
 
 CHECKS = "checks"  # the folder of reports below the store
-CONTRADICTED = 30  # clips of the report's list
+MOST_LISTED = 30  # contradicted clips in the report
 LIKE_A_FILE = re.compile(r"[/\\]|\.\w+$")
 
 
@@ -219,12 +220,12 @@ def _heard(
     from exogym import device as devices
     from whisper_tuner.eval.evaluation import GREEDY, compared, generation_settings
     from whisper_tuner.eval.hearing import heard_in
-    from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
+    from whisper_tuner.eval.text_cache import Decoding, TextCache
 
     fetch_model(name)
     device, heard, keys, unknown = devices.choose(), {}, {}, {}
     language, task = asked.language or None, asked.task
-    texts = TextCache(PROJECT / STORE / "cache" / TEXTS)
+    texts = TextCache(FactStore(PROJECT / STORE / CACHE))
     for part, manifest in material.manifests.items():
         samples = tuple(row.sample for row in material.rows if row.part == part and row.text)
         keys[part] = texts.key(
@@ -268,8 +269,7 @@ def _about_model(material: Material) -> Iterator[str]:
 def _most_contradicted(material: Material) -> list[tuple[Finding, str, float]]:
     known = [(row, heard) for row in material.rows if (heard := material.heard.get((row.part, row.sample.line)))]
     wrong = sorted((pair for pair in known if pair[1].cer), key=lambda pair: -contradiction(pair[1]))
-    kind = table.contradicted.KIND
-    return [(of_row(kind, row, ""), heard.text, heard.cer) for row, heard in wrong[:CONTRADICTED]]
+    return [(of_row(CONTRADICTED, row, ""), heard.text, heard.cer) for row, heard in wrong[:MOST_LISTED]]
 
 
 def _write(console: Console, result: fix.Fixed, folder: Path, corrections: fix.Corrections) -> dict[str, Path]:

@@ -30,12 +30,12 @@ from whisper_tuner.eval.evaluation import AUDIO_CONTEXTS, FALLBACK, GREEDY, Eval
 from whisper_tuner.eval.evaluation import evaluate as evaluate_model
 from whisper_tuner.eval.intervals import Interval, counts, wer_difference, wer_interval
 from whisper_tuner.eval.predictions import PREDICTIONS, write_predictions
-from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
+from whisper_tuner.eval.text_cache import Decoding, TextCache
 from whisper_tuner.export.final import load_model
+from whisper_tuner.fact_store import CACHE, FactStore
 
 from .options import CONFIG, MODEL, Config, Language, command
 
-CACHE = PROJECT / STORE / "cache"
 ELSEWHERE = "Free some space, or choose another folder with --out."
 CAPTIONS = {
     "full": "audio padded to 30 s, as other programs do",
@@ -148,7 +148,7 @@ def _results(
     """Measure one model on all test sets. Language and task that nobody asked for are those of its run."""
     language, task = (chosen.origin.language, chosen.origin.task) if chosen.origin else ("", None)
     decoding = replace(asked, language=asked.language or language or None, task=asked.task or task)
-    texts, loaded = TextCache(CACHE / TEXTS), None
+    texts, loaded = TextCache(FactStore(PROJECT / STORE / CACHE)), None
     for manifest in manifests:
         key = texts.key(chosen.path, manifest.samples, decoding)
         if (result := texts.read(key, manifest.samples)) is None:

@@ -25,7 +25,7 @@ from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym import device as devices
 from exogym.device import random_state_kept, seed_all
 from whisper_tuner.config import Profile
-from whisper_tuner.data.batch_shapes import Lengths, bucket_edges, equal_part, window_edges
+from whisper_tuner.data.batch_shapes import Lengths, bucket_edges, equal_part
 from whisper_tuner.data.dataset import Sample, load_manifest
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import DataError
@@ -178,7 +178,7 @@ def profile_shapes(model: nn.Module, profile: Profile | None, device: torch.devi
     clips = -(-profile.batch_size // profile.accumulation) if profile else 8
     full = full_frames(model.model)
     context = profile.audio_context if profile else "mixed"
-    edges = {"full": (full,), "pack": window_edges(full)}.get(context) or bucket_edges(samples, full)
+    edges = (full,) if context == "full" else bucket_edges(samples, full)
     limit = CPU_POSITIONS if device.type == "cpu" else devices.most_terms(device) or ACCELERATOR_POSITIONS
     if device.type == "cpu":
         edges = tuple(sorted({edges[0], edges[-1]}))

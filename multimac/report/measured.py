@@ -10,7 +10,7 @@ from pathlib import Path
 
 from distributed.run_dir.summary import RunSummary
 from multimac.view.models import slug
-from whisper_tuner.data.formats import part_of
+from whisper_tuner.data.formats.layouts import part_of
 from whisper_tuner.data.formats.lists import SUFFIXES
 from whisper_tuner.data.formats.rows import ID_COLUMNS, LANGUAGE_COLUMNS, SPEAKER_COLUMNS, BadRow, cell
 from whisper_tuner.errors import DataError

@@ -27,7 +27,7 @@ from whisper_tuner.data.checks.finding import Finding, Needs
 from whisper_tuner.data.checks.material import Material
 from whisper_tuner.data.checks.table import findings
 from whisper_tuner.data.dataset import Manifest, load_manifest
-from whisper_tuner.data.formats import parts_of
+from whisper_tuner.data.formats.layouts import parts_of
 from whisper_tuner.data.formats.lists import STEM, is_list
 from whisper_tuner.data.formats.place import KIND_OF
 from whisper_tuner.data.formats.rows import AS_IT_IS

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from whisper_tuner.data.formats import LAYOUTS, rows
+from whisper_tuner.data.formats import rows
+from whisper_tuner.data.formats.layouts import LAYOUTS
 from whisper_tuner.data.formats.place import KIND_OF
 from whisper_tuner.data.problems import Kind
 

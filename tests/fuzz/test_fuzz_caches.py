@@ -20,14 +20,13 @@ from hypothesis import strategies as st
 from distributed.hosts.agent import files as host_files
 from distributed.hosts.code import SyncItem
 from distributed.hosts.sync import hashed_files
-from whisper_tuner.data.audio_check import AudioIndex
-from whisper_tuner.data.problems import Kind
+from whisper_tuner.data.audio_check import FACT
 from whisper_tuner.data.segments import Segments, hash_of
+from whisper_tuner.fact_store import FactStore
 
-SIZE, SECONDS, CHANGED = 1644, 0.05, 1_763_726_400_000_000_000  # of the clip
+SIZE, CHANGED = 1644, 1_763_726_400_000_000_000  # of the clip
 HASH = "0" * 64
 HERE = "FOLDER"  # where the clip lies, which is known only when the test runs
-HEADERS = {"format": 1, "files": {f"{HERE}/clip.wav": [SIZE, CHANGED, SECONDS, "", "", ""]}}
 HASHES = {f"{HERE}/clip.wav": [SIZE, CHANGED, HASH]}
 INDEX = {"hashes": {"clip.wav": [SIZE, CHANGED, HASH]}, "managed": {"clip.wav": 1, "gone.wav": 1}}
 
@@ -47,21 +46,28 @@ def written(clip: Path, name: str, data: bytes) -> Path:
     return file
 
 
-@fuzz("headers of audio", damaged_json(HEADERS))
-@example(data=b'{"format": 1, "files": {"FOLDER/clip.wav": [1644, 1763726400000000000, "7", "", "", ""]}}')
-@example(data=b'{"format": 1, "files": {"FOLDER/clip.wav": [1644, 1763726400000000000, NaN, "", "", ""]}}')
-@example(data=b'{"format": 1, "files": {"FOLDER/clip.wav": [1644, 1763726400000000000, 1, "bad luck", "", ""]}}')
-def test_headers(clip: Path, data: bytes):
-    """The clip's own header, unless a whole entry of its size and time says something else that can be."""
-    file = written(clip, "headers.json", data)
-    index = outcome(AudioIndex, file)
-    header = outcome(lambda: index[clip])
-    assert header.seconds >= 0 and header.kind in ("", *Kind)
-    remembered = entry(file, "files", str(clip))
-    if [header.seconds, header.kind, header.what] != [SECONDS, "", ""]:
-        assert remembered[:2] == [SIZE, CHANGED] and remembered[2:5] == [header.seconds, header.kind, header.what]
-    index.save()
-    assert AudioIndex(file)[clip] == header
+def facts() -> bytes:
+    """A file of facts that says what no clip can: damage must not make it of another clip, or another fact."""
+    with tempfile.TemporaryDirectory() as name:
+        store = FactStore(Path(name))
+        for number in range(40):
+            store.keep(FACT, {f"/{number}": "1"}, {f"/{number}": [number, "", "", "x" * 200]})
+        return store.file.read_bytes()
+
+
+@fuzz("what is known of files", damaged(facts()), cost=3)
+@example(data=b"")
+@example(data=b"SQLite format 3\0")
+def test_facts(folder: Path, data: bytes):
+    """A value is right or unknown, and the file can be used again."""
+    store = FactStore(folder / "facts")
+    store.file.parent.mkdir(exist_ok=True)
+    store.file.write_bytes(data)
+    stamps = {f"/{number}": "1" for number in range(40)}
+    for name, value in outcome(store.known, FACT, stamps).items():
+        assert value == [int(name[1:]), "", "", "x" * 200]
+    outcome(store.keep, FACT, {"/new": "1"}, {"/new": [1]})
+    assert store.known(FACT, {"/new": "1"}) == {"/new": [1]}
 
 
 def entry(file: Path, *keys: str) -> list:

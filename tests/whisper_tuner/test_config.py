@@ -89,3 +89,9 @@ def test_an_unknown_profile_lists_the_known_ones(config):
 def test_a_missing_file_says_what_to_do(tmp_path):
     with pytest.raises(ConfigError, match="--config"):
         ConfigFile(tmp_path / "config.ini")
+
+
+def test_what_was_taken_out_is_named_with_what_to_use(config):
+    with pytest.raises(ConfigError, match=r"config\.ini:\d+ .*audio_context = pack is no longer there") as caught:
+        config(f"{TEXT}audio_context = pack\n").profile("mine")
+    assert "docs/performance.md" in str(caught.value)

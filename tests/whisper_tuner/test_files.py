@@ -21,6 +21,7 @@ from whisper_tuner.data.dataset import Sample, write_manifest
 from whisper_tuner.data.importing import import_source
 from whisper_tuner.data.segments import Segments
 from whisper_tuner.eval.long_clips import HeardPieces
+from whisper_tuner.fact_store import FactStore
 from whisper_tuner.files import (
     atomic_folder,
     atomic_path,
@@ -245,7 +246,7 @@ def test_what_is_kept_of_somebodys_speech_is_for_its_owner_alone(tmp_path):
         write_manifest(tmp_path / "train.csv", [Sample(id="1", audio=tmp_path / "1.wav", text="text", duration_s=1.0)])
         write_flac(tmp_path / "clips" / "1.flac", np.zeros(1600, np.float32))
         Segments(tmp_path / "features").put(b"k" * 16, b"value")
-        HeardPieces(tmp_path / "features" / "heard.jsonl", "model").keep(tmp_path / "train.csv", [], None, ["text"])
+        HeardPieces(FactStore(tmp_path / "features"), "model").keep(tmp_path / "train.csv", [], None, ["text"])
         with atomic_folder(tmp_path / "run" / "final") as part:
             (part / "weights").touch()
         import_source(tmp_path / "train.csv", tmp_path / "imported")

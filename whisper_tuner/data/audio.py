@@ -57,7 +57,7 @@ def load_audio(path: str | Path, sample_rate: int = SAMPLE_RATE, longest_s: floa
 
 
 def blocks(path: str | Path, sample_rate: int = SAMPLE_RATE, longest_s: float = math.inf) -> Iterator[np.ndarray]:
-    """What `load_audio` returns, piece by piece: hours of audio take no more memory than minutes. Raises as it does."""
+    """Yield what `load_audio` returns, piece by piece: hours take no more memory than minutes. Raises as it does."""
     return mono(_decoded(Path(path), sample_rate, longest_s), sample_rate)
 
 
@@ -157,7 +157,7 @@ def _require_file(path: Path) -> None:
 
 
 def _decoded(path: Path, sample_rate: int, longest_s: float) -> Iterator[tuple[np.ndarray, int]]:
-    """As `parts`, by another program from where libsndfile gives up; never nothing."""
+    """Yield parts as `parts` does, by another program from where libsndfile gives up; never nothing."""
     _require_file(path)
     done, rate = 0, sample_rate
     try:
@@ -193,7 +193,7 @@ def _probed_duration(path: Path) -> float:
 def _conversion(
     path: Path, sample_rate: int, longest_s: float, reason: str, *, by_clock: bool = False
 ) -> Iterator[soundfile.SoundFile]:
-    """What an external program makes of the first `longest_s` of a file that libsndfile refuses.
+    """Run an external program on the first `longest_s` of a file that libsndfile refuses.
 
     Channels stay as they are: ffmpeg's own mix to mono is louder than their mean, and can clip.
     Raises DataError, MissingProgram. by_clock: see `opened`.

@@ -5,15 +5,12 @@ Results are kept by path, size and modification time, so checking ten thousand c
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
-import math
 import struct
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import soundfile
@@ -21,10 +18,10 @@ import soundfile
 from whisper_tuner.data.audio import REFUSED, duration, open_sound
 from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import TunerError
-from whisper_tuner.files import download_remedy, is_evicted, write_atomically
-from whisper_tuner.json_text import parse_json
+from whisper_tuner.fact_store import FactStore, file_stamp
+from whisper_tuner.files import download_remedy, is_evicted
 
-FORMAT = 1  # raise it when a check is added: results of older versions are then ignored
+FACT = "header 1"  # raise its number when a check is added: results of older versions are then ignored
 SHORTEST_S = 0.02  # less than one window of the log-mel
 EDGE_FRAMES = 1600  # a tenth of a second at 16 kHz, decoded at the beginning and at the end
 _THREADS = 8
@@ -33,24 +30,17 @@ _STREAMED = (0, 0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF)  # lengths in a WAV header t
 
 @dataclass(frozen=True)
 class Header:
-    """`kind` is empty for a file without a problem; `digest` is of its content, where that was asked for.
+    """Describes an audio file. stamp: "" if there is no such file; kind: "" for a file without a problem.
 
-    Raises ValueError for values that no file can have.
+    digest: the hash of its content, where that was asked for.
     """
 
-    size: int
-    changed: int  # ns
+    size: int = 0
+    stamp: str = ""
     seconds: float = 0.0
     kind: str = ""
     what: str = ""
     digest: str = ""
-
-    def __post_init__(self) -> None:
-        numbers, texts = (self.size, self.changed, self.seconds), (self.kind, self.what, self.digest)
-        if not all(isinstance(number, int | float) for number in numbers) or not 0 <= self.seconds < math.inf:
-            raise ValueError("no size, time or length of a file")
-        if not all(isinstance(text, str) for text in texts) or self.kind not in ("" if self.seconds else None, *Kind):
-            raise ValueError("no kind of problem")
 
 
 class Stopped(Exception):
@@ -58,33 +48,39 @@ class Stopped(Exception):
 
 
 class AudioIndex:
-    """Headers of audio files, kept in a JSON file if one is given. If that is lost or damaged, it is made again.
+    """The headers of audio files. Those that were read before are taken from a store, if one is given.
 
     Once `stop` is set, opening files raises Stopped.
     """
 
-    def __init__(self, file: Path | None = None, stop: threading.Event | None = None):
-        self._file, self._stop = file, stop or threading.Event()
-        self._known = _load(file) if file else {}
-        self._fresh: dict[str, Header] = {}
+    def __init__(self, store: FactStore | None = None, stop: threading.Event | None = None):
+        self._store, self._stop = store, stop or threading.Event()
+        self._headers: dict[str, Header] = {}
+        self._unsaved: set[str] = set()
 
     def fill(self, paths: Iterable[Path]) -> None:
         """Read the headers of all these files, several at once."""
-        named = {str(path): path for path in paths}
+        named = {str(path.absolute()): path for path in paths}
         with ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="headers") as pool:
-            try:
-                self._fresh.update(zip(named, pool.map(self._look, named.values()), strict=True))
-            except BaseException:  # Stopped, or Ctrl-C
-                self._fresh = self._known | self._fresh
-                raise
+            found = dict(zip(named, pool.map(_present, named.values()), strict=True))
+            stamps = {name: header.stamp for name, header in found.items() if header.stamp}
+            known = self._store.known(FACT, stamps) if self._store else {}
+            unread = [name for name in stamps if name not in known]
+            for name in found.keys() - unread:
+                header = found[name]
+                self._headers[name] = Header(header.size, header.stamp, *known[name]) if name in known else header
+            read = pool.map(self._read, [named[name] for name in unread], [found[name] for name in unread])
+            for name, header in zip(unread, read, strict=True):
+                self._headers[name] = header
+                self._unsaved.add(name)
 
     def __getitem__(self, path: Path) -> Header:
-        if str(path) not in self._fresh:
-            self._fresh[str(path)] = self._look(path)
-        return self._fresh[str(path)]
+        if (name := str(path.absolute())) not in self._headers:
+            self.fill([path])
+        return self._headers[name]
 
     def twins(self, paths: Iterable[Path]) -> dict[Path, Path]:
-        """Each file that has the content of an earlier one -> that one. Only files of equal size are read."""
+        """Map each file that has the content of an earlier one to that one. Only files of equal size are read."""
         sizes: dict[int, list[Path]] = {}
         for path in paths:
             sizes.setdefault(self[path].size, []).append(path)
@@ -95,29 +91,19 @@ class AudioIndex:
         return {path: same for path in alike if (same := first.setdefault(self[path].digest, path)) != path}
 
     def save(self) -> None:
-        if self._file and self._fresh and self._fresh != self._known:
-            files = {path: astuple(header) for path, header in self._fresh.items()}
-            with contextlib.suppress(OSError):  # no permission, disk full: the headers are read again next time
-                self._file.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(self._file, json.dumps({"format": FORMAT, "files": files}), durable=False)
+        headers = {name: self._headers[name] for name in self._unsaved if self._headers[name].stamp}
+        if self._store:
+            values = {name: [one.seconds, one.kind, one.what, one.digest] for name, one in headers.items()}
+            self._store.keep(FACT, {name: one.stamp for name, one in headers.items()}, values)
+        self._unsaved.clear()
 
-    def _look(self, path: Path) -> Header:
-        """What is known of a file, if it is as it was then; else it is opened."""
+    def _read(self, path: Path, header: Header) -> Header:
+        if self._stop.is_set():
+            raise Stopped
         try:
-            stat, known = path.stat(), self._known.get(str(path))
-            if is_evicted(stat):
-                what = f"{path} is in iCloud only. {download_remedy(path.parent)}"
-                return Header(0, 0, kind=Kind.EVICTED, what=what)
-            if known and (known.size, known.changed) == (stat.st_size, stat.st_mtime_ns):
-                return known
-            if self._stop.is_set():
-                raise Stopped
-            return Header(stat.st_size, stat.st_mtime_ns, *examine(path))
-        except FileNotFoundError:  # it may also go away meanwhile
-            return Header(0, 0, kind=Kind.NO_AUDIO, what=f"no such audio file: {path}")
-        except (OSError, ValueError) as error:  # ValueError: a NUL in its name
-            reason = getattr(error, "strerror", None) or error
-            return Header(0, 0, kind=Kind.NO_AUDIO, what=f"{str(path)[:200]} cannot be opened: {reason}")
+            return Header(header.size, header.stamp, *examine(path))
+        except (OSError, ValueError) as error:  # it may also go away meanwhile
+            return _not_there(path, error)
 
     def _digest(self, path: Path) -> None:
         if self._stop.is_set():
@@ -127,11 +113,31 @@ class AudioIndex:
                 digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
         except OSError:
             digest = str(path)
-        self._fresh[str(path)] = replace(self[path], digest=digest)
+        name = str(path.absolute())
+        self._headers[name] = replace(self[path], digest=digest)
+        self._unsaved.add(name)
+
+
+def _present(path: Path) -> Header:
+    """Return size and stamp of a file that can be read, or what is wrong with it."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in its name
+        return _not_there(path, error)
+    if is_evicted(found):
+        return Header(kind=Kind.EVICTED, what=f"{path} is in iCloud only. {download_remedy(path.parent)}")
+    return Header(found.st_size, file_stamp(found))
+
+
+def _not_there(path: Path, error: Exception) -> Header:
+    reason = getattr(error, "strerror", None) or error
+    is_gone = isinstance(error, FileNotFoundError)
+    what = f"no such audio file: {path}" if is_gone else f"{str(path)[:200]} cannot be opened: {reason}"
+    return Header(kind=Kind.NO_AUDIO, what=what)
 
 
 def examine(path: Path) -> tuple[float, str, str]:
-    """(seconds, kind, what): its length, or what is wrong with it. Decodes the first and last tenth of a second."""
+    """Return (seconds, kind, what): its length, or what is wrong. Decodes the first and last tenth of a second."""
     if path.stat().st_size == 0:
         return 0.0, Kind.EMPTY_AUDIO, f"{path} is an empty file"
     try:
@@ -160,7 +166,7 @@ def _edges_decode(file: soundfile.SoundFile, path: Path) -> bool:
 
 
 def _says_its_length(mp3: Path) -> bool:
-    """Whether an MP3's first frame, behind an ID3 tag, has a Xing, Info or VBRI header."""
+    """Tell if an MP3's first frame, behind an ID3 tag, has a Xing, Info or VBRI header."""
     with mp3.open("rb") as file:
         head = file.read(10)
         tag = sum((byte & 127) << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=False))
@@ -170,7 +176,7 @@ def _says_its_length(mp3: Path) -> bool:
 
 
 def _examine_slowly(path: Path) -> tuple[float, str, str]:
-    """For files that libsndfile refuses: damaged ones, and formats that need another program."""
+    """Examine a file that libsndfile refuses: a damaged one, or of a format that needs another program."""
     try:
         seconds = duration(path)
     except (TunerError, OSError) as error:
@@ -179,7 +185,7 @@ def _examine_slowly(path: Path) -> tuple[float, str, str]:
 
 
 def _cut_wav(path: Path) -> bool:
-    """Whether a WAV's data chunk is longer than the file, which libsndfile does not report."""
+    """Tell if a WAV's data chunk is longer than the file, which libsndfile does not report."""
     end = path.stat().st_size
     with path.open("rb") as file:
         riff = file.read(12)
@@ -191,13 +197,3 @@ def _cut_wav(path: Path) -> bool:
                 return length not in _STREAMED and file.tell() + length > end
             file.seek(length + length % 2, 1)
     return False
-
-
-def _load(file: Path) -> dict[str, Header]:
-    try:
-        stored = parse_json(file.read_text(encoding="utf-8"))
-        if stored["format"] != FORMAT:
-            return {}
-        return {path: Header(*values) for path, values in stored["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}

@@ -53,7 +53,7 @@ class Augmentation:
         return (round(1 - change, 6), 1.0, round(1 + change, 6)) if change else (1.0,)
 
     def speed(self, sample: Sample, epoch: int) -> float:
-        """By which the clip is played: it lasts duration_s / speed."""
+        """Return the speed at which the clip is played: it lasts duration_s / speed."""
         if not self.speed_perturbation:
             return 1.0
         speed = self._chance("speed", sample, epoch).choice(self.speeds)
@@ -108,8 +108,10 @@ UNCHANGED = Augmentation()
 
 
 def augmentation_of(profile: Profile, samples: Sequence[Sample]) -> Augmentation:
-    """Of training clips in the order of their manifest. What is said before a clip is the text of the row before, if
-    that is in the same language: in most data sets the rows of a recording follow each other.
+    """Make the augmentation of training clips, which come in the order of their manifest.
+
+    What is said before a clip is the text of the row before, if that is in the same language: in most data sets the
+    rows of a recording follow each other.
     """
     return Augmentation(
         seed=profile.seed,

@@ -24,14 +24,14 @@ _SPARE = 2  # frames: the STFT windows that reach past the end, and a duration r
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of clips that stand one after the other: the mel frames of each, even, and the tokens its decoder is given."""
+    """The lengths of clips that stand one after the other: mel frames, even, and the tokens the decoder is given."""
 
     frames: Sequence[int]
     tokens: Sequence[int]
 
     @property
     def positions(self) -> list[int]:
-        """That the encoder has of each clip."""
+        """Return how many positions the encoder has of each clip."""
         return [frames // 2 for frames in self.frames]
 
 
@@ -63,11 +63,6 @@ def frames_of(sample: Sample, frames_per_s: float) -> float:
 def padded_frames(frames: float, full_frames: int) -> int:
     """The length to which a clip is padded where shapes have no price."""
     return min(math.ceil(frames / _FINE_GRID) * _FINE_GRID, full_frames)
-
-
-def window_edges(full_frames: int, count: int = 6) -> tuple[int, ...]:
-    """The same for clips joined to windows, whose lengths are not known before."""
-    return tuple(2 * (full_frames * number // count // 2) for number in range(1, count + 1))
 
 
 def padded_tokens(longest: int, most: int, grid: int = LABEL_GRID) -> int:

@@ -14,6 +14,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, compress
 from typing import Any, Protocol
@@ -34,16 +35,13 @@ from whisper_tuner.data.batch_shapes import (
     padded_frames,
     padded_tokens,
     positions,
-    window_edges,
 )
-from whisper_tuner.data.clip import Clip
 from whisper_tuner.data.cost import MEL_FRAMES, Cost
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.features import pad_log_mel
 from whisper_tuner.data.labels import IGNORED, Label, LabelEncoder
-from whisper_tuner.data.packing import packed
 from whisper_tuner.data.problems import Problem
 from whisper_tuner.data.shards import assign_shards
 from whisper_tuner.data.steps import (
@@ -73,6 +71,19 @@ class MissingAudio(Protocol):
 
     def wait(self, sample: Sample, given_up: Callable[[], bool]) -> None:
         """Until its audio is there, or will not come, or nobody needs it any more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """One clip of a batch: log_mel float32 [80|128, frames], and its label."""
+
+    id: str
+    log_mel: np.ndarray
+    label: Label
+
+    @property
+    def frames(self) -> int:
+        return self.log_mel.shape[1]
 
 
 Batch = dict[str, Any]
@@ -120,12 +131,7 @@ class ShardBatches:
         extractor = features.extractor
         self._full_frames = extractor.nb_max_frames
         self._frames_per_s = extractor.sampling_rate / extractor.hop_length
-        self._packs = profile.audio_context == "pack" and shuffle
-        self.edges = (
-            window_edges(self._full_frames)
-            if self._packs
-            else bucket_edges(self.samples, self._full_frames, frames_per_s=self._frames_per_s)
-        )
+        self.edges = bucket_edges(self.samples, self._full_frames, frames_per_s=self._frames_per_s)
         self._longest = max((frames_of(sample, self._frames_per_s) for sample in self.samples), default=0)
         self._number = {sample.id: number for number, sample in enumerate(self.samples)}
         self._features, self._labels, self._encoder_store = features, labels, encoder_store
@@ -158,7 +164,7 @@ class ShardBatches:
 
     @property
     def _longest_frames(self) -> int:
-        """That a clip is padded to, unless it is its turn to be a full one."""
+        """Return the most frames that a clip is padded to, unless it is its turn to be a full one."""
         return self._frames(self._longest)
 
     @property
@@ -183,17 +189,15 @@ class ShardBatches:
 
     @property
     def speeds(self) -> tuple[float, ...]:
-        """That clips may be played at."""
+        """Return the speeds at which clips may be played."""
         return self._augmentation.speeds
 
     def begin_epoch(self, epoch: int) -> None:
-        """See Samples."""
+        """Read the clips of this epoch from now on."""
         self._epoch = epoch
 
     def longest(self) -> tuple[int, int]:
         """(mel frames, label tokens) of the clips that take the most memory, as many as are computed at once."""
-        if self._packs:
-            return self._full_frames, self._tokens(self._labels.max_tokens)
         others, full = (self._longest_frames, self._longest_label()), self.full_clip()
         is_full_most = full and positions(*full) >= self.at_once(*others) * positions(*others)
         return full if is_full_most else others
@@ -265,7 +269,7 @@ class ShardBatches:
         weights: Sequence[float],
         steps_before: int = 0,
     ) -> list[list[list[int]]]:
-        """For each member the samples of each step of an epoch; none where its shard has run out. See Samples.plan."""
+        """Give each member the samples of each step of an epoch; none where its shard has run out."""
         alone = self._profile.shards
         names, weights = (alone, [1.0] * len(alone)) if alone else (members, weights)
         samples = self.samples if left is None else [*compress(self.samples, left)]
@@ -278,7 +282,7 @@ class ShardBatches:
         return [[[*chain(*at_once)] for at_once in zip(*plan, strict=True)]] if alone else plan
 
     def cost(self, epoch: int, numbers: Sequence[int]) -> float:
-        """See Samples."""
+        """Estimate what computing these samples costs, each in its turn at its length."""
         return sum(self._cost(self.samples[number], number in self._full[epoch]) for number in numbers)
 
     def prefetch(self, steps: Iterable[Sequence[int]]) -> None:
@@ -305,7 +309,7 @@ class ShardBatches:
                 given_up.set()  # the reader, which is joined now, may be waiting for audio
 
     def _weights_of_clips(self, samples: Sequence[Sample], weights: Sequence[float]) -> Sequence[float]:
-        """By which hosts have clips, so that all they compute is in proportion to `weights`: who has none that are
+        """Share clips out so that all that hosts compute is in proportion to `weights`: who has none that are
         padded to the full length has more of the others.
         """
         of_full = _weights_of_full_clips(weights)
@@ -320,8 +324,8 @@ class ShardBatches:
         ]
 
     def _padded_in_full(self, shards: Sequence[Sequence[Sample]], weights: Sequence[float], epoch: int) -> set[int]:
-        """Of each shard as many as its weight says; in each epoch others. Where what an encoder says is kept, it is
-        always the same ones. Slow hosts have none: one may take them longer than a round.
+        """Choose as many of each shard as its weight says; in each epoch others. Where what an encoder says is kept, it
+        is always the same ones. Slow hosts have none: one may take them longer than a round.
         """
         weights = _weights_of_full_clips(weights)
         due = self._full_share * sum(map(len, shards)) / sum(weights)
@@ -343,7 +347,7 @@ class ShardBatches:
         *,
         are_unequal: bool,
     ) -> list[list[list[int]]]:
-        """For each shard the numbers of its samples in each step, as many as `sizes` say.
+        """Give each shard the numbers of its samples in each step, as many as `sizes` say.
 
         Where hosts make rounds of several steps and their shares are unequal, about as many in a round (see
         balanced_rounds). Where shards are alike, their steps with a dear clip are in the same rounds.
@@ -369,7 +373,7 @@ class ShardBatches:
 
     def collate(self, clips: Sequence[Clip], lengths: Sequence[int]) -> Batch:
         """lengths: the mel frames that each clip is padded to on its own."""
-        ids = [name for clip in clips for name in clip.ids]
+        ids = [clip.id for clip in clips]
         labels = [clip.label for clip in clips]
         if not self._is_padded:
             joined = {"lengths": Lengths(lengths, [*map(len, labels)]), "ids": ids}
@@ -387,7 +391,7 @@ class ShardBatches:
         return {"input_features": features, "encoder_keys": keys} if keys else {"input_features": features}
 
     def stored_bytes(self, numbers: Sequence[int]) -> int:
-        """That the encoder's outputs of these samples take."""
+        """Return how many bytes the encoder's outputs of these samples take."""
         if self._encoder_store is None:
             return 0
         full = set(numbers) & set().union(*self._full.values()) if self._pads_some else set()
@@ -407,7 +411,7 @@ class ShardBatches:
         return padded_tokens(tokens, self._labels.max_tokens, self._label_grid)
 
     def _cost(self, sample: Sample, is_full: bool) -> int:
-        """Of all that is computed for it, about: the same on all ranks, whatever their devices."""
+        """Estimate what computing a sample costs: the same on all ranks, whatever their devices."""
         is_full = is_full or self._profile.audio_context == "full"
         frames = padded_frames(frames_of(sample, self._frames_per_s), self._full_frames)
         around, of_byte = self._usual_tokens
@@ -416,7 +420,7 @@ class ShardBatches:
 
     @cached_property
     def _usual_tokens(self) -> tuple[int, float]:
-        """Of a label without text, and for each byte of text: by some of the samples, as reading all takes long."""
+        """Count tokens of a label without text, and for each byte of text: by some of the samples, as all take long."""
         around, tokens, read = len(self._labels.encode("")), 0, 0
         for sample in self.samples[:: math.ceil(len(self.samples) / MOST_TEXTS) or 1]:
             with contextlib.suppress(DataError):  # it is left out when its turn comes
@@ -426,16 +430,13 @@ class ShardBatches:
 
     def _length(self, clip: Clip, epoch: int) -> int:
         """The mel frames that it is padded to."""
-        is_full = self._pads_some and self._number[clip.ids[0]] in self._full.get(epoch, ())
+        is_full = self._pads_some and self._number[clip.id] in self._full.get(epoch, ())
         return self._full_frames if is_full else self._frames(clip.frames)
 
     def _step(self, samples: list[Sample], given_up: Callable[[], bool]) -> list[Batch]:
         clips, epoch = [clip for sample in samples if (clip := self._clip(sample, given_up))], self._epoch
         if not clips:
             return []
-        if self._packs:
-            chance = random.Random(f"pack {self._profile.seed} {epoch} {clips[0].ids}")
-            clips = packed(clips, self._full_frames, self._labels, chance)
         lengths = [self._length(clip, epoch) for clip in clips]
         parts = self._parts(lengths, [len(clip.label) for clip in clips])
         return [self.collate([clips[n] for n in part], [lengths[n] for n in part]) for part in parts]
@@ -460,7 +461,7 @@ class ShardBatches:
             if given_up():
                 return None
             mel = self._features.log_mel(sample.audio, changes.speed(sample, epoch))
-            return Clip((sample.id,), changes.masked(mel, sample, epoch), label)
+            return Clip(sample.id, changes.masked(mel, sample, epoch), label)
         except DataError as error:
             self._on_problem(Problem(sample.line, str(error)))
             return None

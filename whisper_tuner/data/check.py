@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from whisper_tuner.data.labels import TokenLimit, check_special_tokens, token_li
 from whisper_tuner.data.problems import Kind, Problem, counts, write_problems
 from whisper_tuner.data.splitting import repeated_note
 from whisper_tuner.errors import DataError
+from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.text import counted
 
 PROBLEMS_FILE = "data-problems.csv"
@@ -25,7 +25,7 @@ REFUSED_SHOWN = 20  # problems on the screen where bad_rows = refuse ends the ru
 
 
 def check_data(profile: Profile, run_dir: Path, store: Path) -> dict[str, Manifest]:
-    """The profile's manifests by kind (train, validation, test), without the rows that cannot be used.
+    """Return the profile's manifests by kind (train, validation, test), without the rows that cannot be used.
 
     Those are listed in run_dir/data-problems.csv. With `bad_rows = refuse` the list goes to `store`, which outlives the
     run folder, and DataError is raised. Headers of audio files are kept below `store`.
@@ -67,11 +67,11 @@ def check_manifest(
     reading: Reading = AS_IT_IS,
     kind: str = "train",
 ) -> Manifest:
-    """A manifest without its unusable rows and without copies of a recording that it has already.
+    """Return a manifest without its unusable rows and without copies of a recording that it has already.
 
     no_speech, reading, kind: see `load_manifest`. Raises Stopped once `stop` is set; the headers read by then are kept.
     """
-    index = header_index(path, store, stop)
+    index = AudioIndex(FactStore(store / CACHE), stop)
     try:
         return _without_twins(
             load_manifest(
@@ -83,19 +83,13 @@ def check_manifest(
         index.save()
 
 
-def header_index(path: Path, store: Path, stop: threading.Event | None = None) -> AudioIndex:
-    """The headers of a manifest's audio, as far as they are known."""
-    name = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]
-    return AudioIndex(store / "cache" / "headers" / f"{name}.json", stop)
-
-
 def check_usable(manifest: Manifest) -> None:
     if not manifest.samples:
         raise DataError(f"{manifest.path}: no usable row", remedy=described(manifest.problems))
 
 
 def described(problems: Sequence[Problem]) -> str:
-    """The counts by kind, then the first few problems, one a line."""
+    """Return the counts by kind, then the first few problems, one a line."""
     if not problems:
         return "It has no rows."
     rows = counted(len(problems), "row")

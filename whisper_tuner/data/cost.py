@@ -17,14 +17,14 @@ ATTENTION = 2.0
 
 @dataclass(frozen=True)
 class Cost:
-    """In the time that a mel frame of a short clip takes. token: of a label. square: of a frame for each other one."""
+    """Costs in units of a mel frame of a short clip. token: of a label. square: of a frame for each other one."""
 
     token: float = 0.0
     square: float = 0.0
 
     @classmethod
     def of_model(cls, config: WhisperConfig | ModelShape, *, encoder_is_stored: bool = False) -> Cost:
-        """By its multiplications. encoder_is_stored: what it says of all clips, so it is not computed."""
+        """Count a model's multiplications. encoder_is_stored: its outputs for all clips are, so it is not computed."""
         d, encoder, decoder = config.d_model, config.encoder_layers, config.decoder_layers
         keys = decoder * 2 * d * d  # and values, of an encoder's position
         token = decoder * (6 * d * d + 2 * d * config.decoder_ffn_dim) + config.vocab_size * d

@@ -156,7 +156,7 @@ class Cutter:
 
 
 def flac_of(folder: Path, recording: Path, start: float, seconds: float) -> Path:
-    """Where a part of a recording is kept: another name once the recording is another one."""
+    """Name the file of a part of a recording: another name once the recording is another one."""
     stat = recording.stat()
     source = f"{recording.absolute()} {stat.st_size} {stat.st_mtime_ns}".encode()
     at = f"{round(start * 1000):08d}-{round(seconds * 1000):05d}"

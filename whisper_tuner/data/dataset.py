@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from whisper_tuner.data.audio_check import SHORTEST_S, AudioIndex
-from whisper_tuner.data.formats import part_of
 from whisper_tuner.data.formats.audio_names import AudioNames
+from whisper_tuner.data.formats.layouts import part_of
 from whisper_tuner.data.formats.rows import (
     AS_IT_IS,
     DURATION_COLUMNS,
@@ -72,7 +72,7 @@ class Sample:
     timed_text: str = ""
 
     def with_text(self, text: str) -> Sample:
-        """With another text. Times stay if it differs in its spaces only."""
+        """Return a copy with another text. Times stay if it differs in its spaces only."""
         unusable = self.timed_text and why_unusable(self.timed_text, text, self.duration_s)
         return replace(self, text=text, timed_text="" if unusable else self.timed_text)
 
@@ -150,7 +150,7 @@ class PartReader:
         return names + times
 
     def read(self, rows: Iterable[Row]) -> Iterator[Sample | Problem]:
-        """In their order; headers are read for many rows at once."""
+        """Read rows in their order; headers are read for many rows at once."""
         for some in _in_batches(rows, AT_ONCE):
             found = [(row, _tried(lambda row=row: self._audio(row))) for row in some]
             if self._index is not None:
@@ -261,7 +261,7 @@ def seconds_of(stated: str) -> float:
 
 
 def offset_of(cells: Cells) -> float | None:
-    """Where in its recording a clip begins, in s; None if its row does not say that it is a part. Raises BadRow."""
+    """Return where in its recording a clip begins, in s; None if its row does not call it a part. Raises BadRow."""
     stated = cell(cells, OFFSET_COLUMNS)
     return seconds_of(stated) if stated else None
 
@@ -274,7 +274,7 @@ def _language(stated: str) -> str:
 
 
 def _only_language(samples: Sequence[Sample]) -> str:
-    """That of all clips; "" if some do not say, or differ."""
+    """Return the language of all clips; "" if some do not say, or differ."""
     stated = {sample.language for sample in samples}
     return stated.pop() if len(stated) == 1 else ""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,7 +22,7 @@ REMEDY = "Make room, raise encoder_cache_gb, or set it to 0: then the encoder is
 
 
 class EncoderStore:
-    """Encoder states [frames / 2, d_model] under the hash of the weights and of the padded log-mel, as fp16.
+    """Keeps encoder states [frames / 2, d_model] under the hash of the weights and of the padded log-mel, as fp16.
 
     No clip is padded to another's length: that changes what an encoder says of it. Other models' outputs are in folders
     beside this one. warn: told once, if nothing can be written; the encoder is then computed each time.
@@ -39,15 +38,16 @@ class EncoderStore:
     ):
         self.d_model = encoder.config.d_model
         self.directory = Path(directory) / _digest(encoder, precision)
-        self._segments = Segments(self.directory)
-        self._warn, self._is_writable, self._lock = warn, True, threading.Lock()
+        what = f"the encoder's outputs cannot be kept in {self.directory}"
+        slower = "they are computed in each epoch, which is slower"
+        self._segments = Segments(self.directory, lambda reason: warn(f"{what}: {reason}; {slower}"))
 
     def bytes_of(self, lengths: Sequence[int]) -> int:
-        """That clips of so many mel frames take."""
+        """Return how many bytes clips of so many mel frames take."""
         return sum(frames // 2 * self.d_model * STORED.itemsize for frames in lengths)
 
     def make_room(self, needed: int, budget: int) -> None:
-        """For so many bytes: other models' outputs go, those first that were not used for longest. Raises RunError."""
+        """Make room for so many bytes: other models' outputs go, the least recently used first. Raises RunError."""
         if needed > budget:
             what = f"the encoder's outputs take {size(needed)}, but encoder_cache_gb allows {size(budget)}"
             raise RunError(what, remedy=REMEDY)
@@ -65,11 +65,11 @@ class EncoderStore:
             raise RunError(what, remedy=REMEDY)
 
     def key(self, log_mel: np.ndarray) -> bytes:
-        """Of a padded log-mel, float32 [80|128, frames]."""
+        """Hash a padded log-mel, float32 [80|128, frames]."""
         return hash_of(f"{log_mel.shape}".encode() + log_mel.tobytes())
 
     def get(self, keys: Sequence[bytes]) -> list[Tensor] | None:
-        """Of each clip, float32 [frames / 2, d_model]; None if one of them is not stored."""
+        """Return the states of each clip, float32 [frames / 2, d_model]; None if one of them is not stored."""
         found = [self._segments.get(key) for key in keys]
         if None in found:
             return None
@@ -77,31 +77,20 @@ class EncoderStore:
         return [torch.from_numpy(value).unflatten(0, (-1, self.d_model)) for value in values]
 
     def put(self, keys: Sequence[bytes], states: Sequence[Tensor]) -> list[Tensor]:
-        """states: of each clip, [frames / 2, d_model], on any device. Returns what `get` will give, kept or not.
+        """Keep the states of each clip, [frames / 2, d_model], on any device. Return what `get` will give.
 
-        So a run has the same bits whether it was interrupted or not. What is too large for fp16 stays as it is.
+        Kept or not: so a run has the same bits, interrupted or not. What is too large for fp16 stays as it is.
         """
         rounded = [state.detach().half().float() for state in states]
         fits = [bool(one.isfinite().all()) for one in rounded]
-        with self._lock, contextlib.suppress(BlockingIOError):  # others write just now: in the next epoch
-            for key, one, is_whole in zip(keys, rounded, fits, strict=True):
-                if self._is_writable and is_whole:
-                    self._put(key, one.cpu().numpy().astype(STORED).tobytes())
+        for key, one, is_whole in zip(keys, rounded, fits, strict=True):
+            if self._segments.is_writable and is_whole:
+                self._segments.put(key, one.cpu().numpy().astype(STORED).tobytes())
         return [one if is_whole else state for one, is_whole, state in zip(rounded, fits, states, strict=True)]
-
-    def _put(self, key: bytes, value: bytes) -> None:
-        try:
-            self._segments.put(key, value)
-        except BlockingIOError:
-            raise
-        except OSError as error:
-            self._is_writable = False
-            what = f"the encoder's outputs cannot be kept in {self.directory}: {error.strerror or error}"
-            self._warn(f"{what}; they are computed in each epoch, which is slower")
 
 
 def _digest(encoder: nn.Module, precision: str) -> str:
-    """Of its weights, on any device."""
+    """Hash the weights of an encoder, on any device."""
     found = f"{FORMAT} {precision} {torch.__version__}".encode()
     for name, value in sorted(encoder.state_dict().items()):
         found = hash_of(found + name.encode() + value.detach().float().cpu().contiguous().numpy().tobytes())

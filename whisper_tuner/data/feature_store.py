@@ -6,9 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
-import shutil
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,11 +34,11 @@ Progress = Callable[[int, int], None]
 
 
 class FeatureStore:
-    """Log-mels under the hash of the audio's content, the extractor's settings and the speed.
+    """Keeps log-mels under the hash of the audio's content, the extractor's settings and the speed.
 
     The content is hashed when a file of this path, size and time is seen for the first time. Values are always rounded
     to fp16, so that they do not depend on whether they were stored. Threads and processes may share a store. It keeps
-    all that it was ever given, about 16 kB for a second of audio (80 bands): whoever needs the room deletes its folder.
+    all that it was ever given, about 16 kB for a second of audio (80 bands), until `runs clean --cache`.
     warn: told once, if nothing can be written; log-mels are then computed each time.
     """
 
@@ -53,13 +50,13 @@ class FeatureStore:
         warn: Callable[[str], None] = lambda what: None,
     ):
         self.directory, self.extractor = Path(directory), extractor
-        self._segments = Segments(self.directory)
+        what = f"log-mels cannot be kept in {self.directory}"
+        slower = "they are computed each time, which is slower"
+        self._segments = Segments(self.directory, lambda reason: warn(f"{what}: {reason}; {slower}"))
         self._settings = hash_of(json.dumps([FORMAT, extractor.to_dict()], sort_keys=True).encode())
-        self._warn, self._is_writable, self._lock = warn, True, threading.Lock()
-        _remove_old_entries(self.directory)
 
     def log_mel(self, path: str | Path, speed: float = 1.0) -> np.ndarray:
-        """float32 [80|128, frames] of an audio file played `speed` times as fast; see `log_mel` in features.py.
+        """Return the log-mel of an audio file played `speed` times as fast, float32 [80|128, frames].
 
         Raises DataError or MissingProgram.
         """
@@ -98,7 +95,7 @@ class FeatureStore:
                 todo.clear()
 
     def _work_off(self, todo: deque[tuple[str | Path, float]]) -> None:
-        while self._is_writable:
+        while self._segments.is_writable:
             try:
                 path, speed = todo.popleft()
             except IndexError:
@@ -114,28 +111,16 @@ class FeatureStore:
         if content is None:
             content = audio.hash_content()
             if audio.is_settled and audio == _Audio.of(audio.path):
-                self._put(audio.key, content)
+                self._segments.put(audio.key, content)
         return hash_of(self._settings + content + float(speed).hex().encode())
 
     def _compute(self, audio: _Audio, speed: float, key: bytes) -> bytes:
         waveform = load_audio(audio.path, self.extractor.sampling_rate, CLIP_S * max(1.0, speed))
         value = log_mel(_played(waveform, speed), self.extractor).astype(STORED).tobytes()
-        if self._is_writable and self._key(_Audio.of(audio.path), speed) == key:  # it may have been changed meanwhile
-            self._put(key, value)
+        is_unchanged = self._segments.is_writable and self._key(_Audio.of(audio.path), speed) == key
+        if is_unchanged:
+            self._segments.put(key, value)
         return value
-
-    def _put(self, key: bytes, value: bytes) -> None:
-        with self._lock:
-            if not self._is_writable:
-                return
-            try:
-                self._segments.put(key, value)
-            except BlockingIOError:
-                pass  # next time
-            except OSError as error:
-                self._is_writable = False
-                what = f"log-mels cannot be kept in {self.directory}: {error.strerror or error}"
-                self._warn(f"{what}; they are computed each time, which is slower")
 
 
 @dataclass(frozen=True)
@@ -172,7 +157,7 @@ class _Audio:
 
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """In each of them torch computes alone: with helpers of its own, which wait busily, it is many times slower."""
+    """Make threads in which torch computes alone: its own helpers wait busily, which is many times slower."""
     before = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(count, "log-mels", initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -182,15 +167,7 @@ def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _played(waveform: np.ndarray, speed: float) -> np.ndarray:
-    """The waveform [n] with about n / speed samples: faster and higher, as a tape would be."""
+    """Resample a waveform [n] to about n / speed samples: faster and higher, as a tape would be."""
     if not SLOWEST <= speed <= FASTEST:  # soxr would go on for ever with some numbers
         raise ValueError(f"a speed of {speed}")
     return waveform if speed == 1 else soxr.resample(waveform, speed, 1.0, quality="HQ")
-
-
-def _remove_old_entries(directory: Path) -> None:
-    """Of the cache before this one, a file for each clip in folders 00 to ff."""
-    with contextlib.suppress(OSError):
-        for entry in list(os.scandir(directory)):
-            if re.fullmatch("[0-9a-f]{2}", entry.name) and entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)

@@ -31,7 +31,7 @@ def log_mel(waveform: np.ndarray, extractor: WhisperFeatureExtractor) -> np.ndar
 def extracted(
     waveform: np.ndarray, extractor: WhisperFeatureExtractor, *, padding: str, truncation: bool = True
 ) -> np.ndarray:
-    """What the extractor itself makes, float32 [80|128, frames]; with truncation, at most of its full length."""
+    """Return what the extractor itself makes, float32 [80|128, frames]; with truncation, at most of its full length."""
     made = extractor(
         waveform,
         sampling_rate=extractor.sampling_rate,

@@ -15,12 +15,13 @@ from whisper_tuner.data.audio import LONG_S
 from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.cutting import Cutter
 from whisper_tuner.data.dataset import MAX_DURATION_S, PartReader, Sample, write_manifest
-from whisper_tuner.data.formats import parts_of
 from whisper_tuner.data.formats.encoding import read_text
+from whisper_tuner.data.formats.layouts import parts_of
 from whisper_tuner.data.formats.rows import AS_IT_IS, Bounds, Part, Reading
 from whisper_tuner.data.problems import Problem, write_problems
 from whisper_tuner.data.splitting import split
 from whisper_tuner.errors import ConfigError, DataError
+from whisper_tuner.fact_store import FactStore
 from whisper_tuner.files import write_shared
 from whisper_tuner.json_text import parse_json
 
@@ -59,7 +60,7 @@ class ImportedPart:
 
 @dataclass(frozen=True)
 class Corrections:
-    """What the user has decided about clips, by id. It outlives any import."""
+    """The user's decisions about clips, by id. They outlive any import."""
 
     left_out: frozenset[str] = frozenset()
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -85,7 +86,7 @@ def import_source(
     keep_long: bool = False,
     split_off: bool = False,
     outside: Sequence[Path] = (),
-    index_of: Callable[[Path], AudioIndex] = lambda manifest: AudioIndex(),
+    facts: FactStore | None = None,
     tell: Tell = lambda text: None,
 ) -> list[ImportedPart]:
     """Write out/train.csv, and validation.csv and test.csv where the source has such parts; out/clips if need be.
@@ -93,8 +94,7 @@ def import_source(
     keep_empty: clips without text stay, for no_speech = train. keep_long: so do those that are too long, for
     data check --fix to cut them. split_off: make the parts that the source lacks of the clips for training, now and
     whenever it is imported into this folder again.
-    outside: other folders than the source's own in which its files may lie. index_of: keeps the headers of a manifest's
-    audio.
+    outside: other folders than the source's own in which its files may lie. facts: keeps the headers of audio.
     Raises ConfigError for an `out` that is something else, DataError for a source that cannot be read, OutsideAudio.
     """
     source, out = (source.absolute() if source.exists() else source), out.absolute()
@@ -107,7 +107,7 @@ def import_source(
     _keep(record, out)  # else a second try would find a stranger's folder
     found = []
     for kind, part in parts.items():
-        index = index_of(out / f"{kind}.csv")
+        index = AudioIndex(facts)
         try:
             kept = {"no_speech": keep_empty, "max_duration_s": LONG_S if keep_long else MAX_DURATION_S}
             imported = _import_part(kind, replace(part, bounds=bounds), out, index, corrections, tell, **kept)
@@ -154,7 +154,7 @@ def _outside(source: Path, folders: Sequence[Path]) -> OutsideAudio:
 
 
 def _split(found: list[ImportedPart], out: Path) -> list[ImportedPart]:
-    """With the parts that are missing, made of the clips for training. Raises DataError where they are too few."""
+    """Make the parts that are missing of the clips for training. Raises DataError where they are too few."""
     train = next(one for one in found if one.kind == "train")
     missing = [kind for kind in ("validation", "test") if kind not in {one.kind for one in found}]
     if not missing:
@@ -238,7 +238,7 @@ def _import_part(
 
 
 def _record(source: Path, out: Path, reading: Reading) -> dict:
-    """What this import is of, with the hashes of the manifests that an earlier one has written. Raises ConfigError."""
+    """Record what is imported, with the hashes of manifests that an earlier one has written. Raises ConfigError."""
     own = {"source": str(source), "reading": asdict(reading), "written": {}, "split": False}
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file", remedy="Choose another name.")

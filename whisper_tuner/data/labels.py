@@ -46,12 +46,12 @@ class Label:
 
     @property
     def inputs(self) -> list[int]:
-        """What the decoder reads at each position."""
+        """Return what the decoder reads at each position."""
         return [*self.prompt, *self.written[:-1]]
 
     @property
     def targets(self) -> list[int]:
-        """What it is to write there; IGNORED inside the prompt."""
+        """Return what the decoder is to write at each position; IGNORED inside the prompt."""
         return [IGNORED] * (len(self.prompt) - 1) + [*self.written]
 
 
@@ -191,7 +191,7 @@ class TokenLimit:
     languages: frozenset[str] = frozenset()
 
     def knows(self, language: str) -> bool:
-        """Whether a row may be in this language, a code; an English-only model ignores it."""
+        """Tell if a row may be in this language, a code; an English-only model ignores it."""
         return not self.language or not self.languages or language in self.languages
 
     def excess(self, text: str, language: str = "") -> str:
@@ -240,12 +240,12 @@ def token_limit(base_model: str, *, language: str = "", task: str = "transcribe"
 
 
 def is_multilingual(model: WhisperForConditionalGeneration) -> bool:
-    """Whether the decoder's prompt names a language."""
+    """Tell if the decoder's prompt names a language."""
     return _is_multilingual(getattr(model.generation_config, "is_multilingual", None), model.config.vocab_size)
 
 
 def _is_multilingual(stated: object, vocabulary: int) -> bool:
-    """As the model states, else by vocabulary size, as OpenAI does."""
+    """Go by what the model states, else by the size of the vocabulary, as OpenAI does."""
     return vocabulary >= MULTILINGUAL_VOCABULARY if stated is None else bool(stated)
 
 

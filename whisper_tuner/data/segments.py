@@ -15,6 +15,7 @@ import hashlib
 import os
 import secrets
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
 from typing import BinaryIO, NamedTuple
@@ -40,10 +41,12 @@ class Segments:
     """A mapping from keys to values. Threads may share it.
 
     A value is compared with its hash when this process reads it for the first time. Whatever is damaged is not there.
+    unwritable: told the reason once, if nothing can be written, as on a full disk; `is_writable` is False from then on.
     """
 
-    def __init__(self, directory: Path):
-        self.directory = directory
+    def __init__(self, directory: Path, unwritable: Callable[[str], None] = lambda reason: None):
+        self.directory, self._unwritable = directory, unwritable
+        self.is_writable = True
         self._places: dict[bytes, _Place] = {}
         self._intact: set[_Place] = set()  # whose values were compared
         self._known: dict[str, int] = {}  # bytes of each index that are read
@@ -67,13 +70,19 @@ class Segments:
         return None
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Unless another process has done so. Raises OSError; BlockingIOError if others hold all segments just now."""
+        """Keep a value, unless another process has done so, or others hold all segments just now."""
         with self._lock:
-            if self._find(key) is not None:
+            if not self.is_writable or self._find(key) is not None:
                 return
-            self.directory.mkdir(parents=True, exist_ok=True)
-            with self._locked_segment() as data, _opened(Path(data.name).with_suffix(".index")) as index:
-                self._places[key] = _append(data, index, key, value)
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                with self._locked_segment() as data, _opened(Path(data.name).with_suffix(".index")) as index:
+                    self._places[key] = _append(data, index, key, value)
+            except BlockingIOError:
+                pass  # another process was so quick as to lock the segment that this one had made
+            except OSError as error:
+                self.is_writable = False
+                self._unwritable(error.strerror or str(error))
 
     def _find(self, key: bytes) -> _Place | None:
         if key not in self._places:
@@ -81,7 +90,7 @@ class Segments:
         return self._places.get(key)
 
     def _read_indexes(self) -> None:
-        """What has been added since the last time, by whatever process."""
+        """Read what has been added since the last time, by whatever process."""
         for path in sorted(self.directory.glob(f"{NAME}.index")):
             with contextlib.suppress(OSError):
                 if path.stat().st_size >= self._known.get(path.stem, 0) + _RECORD.size:
@@ -99,7 +108,7 @@ class Segments:
         self._known[path.stem] = begin + end
 
     def _read(self, place: _Place) -> bytes:
-        """Fewer bytes than there should be if the file is damaged, or gone."""
+        """Read a value: fewer bytes than there should be if the file is damaged, or gone."""
         try:
             with (self.directory / f"{place.segment}.data").open("rb", buffering=0) as data:
                 return os.pread(data.fileno(), place.size, place.offset)
@@ -107,7 +116,7 @@ class Segments:
             return b""
 
     def _forget(self, key: bytes, place: _Place) -> None:
-        """In the index too: whoever reads that next should not come upon the damage again."""
+        """Remove a value from the index too: whoever reads that next should not come upon the damage again."""
         with self._lock:
             if self._places.get(key) == place:
                 del self._places[key]
@@ -117,7 +126,7 @@ class Segments:
             _write(file, place.record, bytes(_RECORD.size))
 
     def _locked_segment(self) -> BinaryIO:
-        """The data of the first one that has room and that no other process writes to, or of a new one.
+        """Open the data of the first one that has room and that no other process writes to, or of a new one.
 
         Waits for nobody: whoever has a lock may be frozen.
         """
@@ -130,7 +139,7 @@ class Segments:
 
 
 def _locked(file: BinaryIO, *, is_own: bool) -> BinaryIO:
-    """is_own: this process has made it, and may use it also where the file system has no locks."""
+    """Lock a file. is_own: this process has made it, and may use it also where the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -141,7 +150,7 @@ def _locked(file: BinaryIO, *, is_own: bool) -> BinaryIO:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """To be written to at any place, whether it is there already or not."""
+    """Open a file to write to at any place, whether it is there already or not."""
     path.touch(mode=0o600)
     return path.open("r+b", buffering=0)
 
@@ -151,7 +160,7 @@ def hash_of(value: bytes) -> bytes:
 
 
 def _append(data: BinaryIO, index: BinaryIO, key: bytes, value: bytes) -> _Place:
-    """Half a record may be at the end of the index, of a process that was killed: this one is written over it."""
+    """Write a value and its record, over half a record that a killed process may have left at the end of the index."""
     offset, record = data.seek(0, os.SEEK_END), _whole(index.seek(0, os.SEEK_END))
     place = _Place(Path(data.name).stem, record, hash_of(value), offset, len(value))
     try:

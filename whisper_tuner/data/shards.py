@@ -66,7 +66,7 @@ def _ranges(order: Sequence[Sample], weights: Sequence[float]) -> list[tuple[int
 
 
 def _place(samples: Sequence[Sample], hosts: Sequence[str], shares: Sequence[float]) -> list[int]:
-    """For each of the samples, in descending order of duration, the place of its host."""
+    """Choose the place of its host for each of the samples, which come in descending order of duration."""
     total_seconds = sum(sample.duration_s for sample in samples)
     spare = [(max(2.0, _SLACK * share * len(samples)), _SLACK * share * total_seconds) for share in shares]
     clips, seconds = [0] * len(hosts), [0.0] * len(hosts)

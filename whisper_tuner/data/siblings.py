@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from whisper_tuner.data.formats import parts_of
 from whisper_tuner.data.formats.audiofolder import LISTS
+from whisper_tuner.data.formats.layouts import parts_of
 from whisper_tuner.data.formats.lists import STEM
 from whisper_tuner.data.formats.place import KIND_OF, Place, kind_of_folder
 from whisper_tuner.data.formats.rows import Parts, Reading
@@ -16,7 +16,7 @@ KINDS = ("train", "validation", "test")
 
 
 def with_siblings(train: Path, reading: Reading) -> dict[str, Path]:
-    """By kind. What is named as `train` and is a folder of several parts gives way to the one of them to train on.
+    """Find the parts beside a training set. A folder of several parts gives way to the one of them to train on.
 
     Of two that may be the same part, as dev-clean and dev-other, none is taken.
     """
@@ -26,7 +26,7 @@ def with_siblings(train: Path, reading: Reading) -> dict[str, Path]:
 
 
 def doubtful(train: Path, reading: Reading) -> dict[str, list[Path]]:
-    """By kind, those of which `with_siblings` takes none, because any of them may be meant."""
+    """List by kind the parts of which `with_siblings` takes none, because any of them may be meant."""
     found = _beside(train)
     if Place(train).is_folder:
         found = _each_of(train, _kind_of_subfolder) | found if len(_parts(train, reading)) > 1 else found
@@ -57,7 +57,7 @@ def _inside(folder: Path, reading: Reading) -> dict[str, Path]:
 
 
 def _parts(folder: Path, reading: Reading) -> Parts:
-    """Those that need not be cut."""
+    """List the parts that need not be cut."""
     try:
         return {kind: part for kind, part in parts_of(folder, reading).items() if not part.cut}
     except (DataError, MissingProgram):
@@ -71,7 +71,7 @@ def _kind_of_subfolder(path: Path) -> str | None:
 def _each_of(
     folder: Path, kind: Callable[[Path], str | None], listed: Callable[[Path], Path] = lambda path: path
 ) -> dict[str, list[Path]]:
-    """What else than a training set is in the folder, by kind."""
+    """List by kind what else than a training set is in the folder."""
     found: dict[str, list[Path]] = {}
     try:
         for path in sorted(folder.iterdir()):

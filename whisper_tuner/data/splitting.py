@@ -37,7 +37,7 @@ class Split:
 
     @property
     def told(self) -> str:
-        """What a person should know of it, in a line."""
+        """Say in a line what a person should know of the split."""
         notes = [f"split by {self.by}"]
         if self.voices:
             notes.append("the speakers are too few to split by, so each voice may be in several parts")
@@ -68,7 +68,7 @@ def sentence(text: str) -> str:
 
 
 def repeated_note(train: Manifest, other: Manifest) -> str:
-    """What is to be said of a set that has clips or sentences of the training set, "" if it has none."""
+    """Name the clips and sentences that a set shares with the training set, "" if there are none."""
     audio = {sample.audio for sample in train.samples}
     # A copy of a file under another name has the same length, too, to the sample.
     copies = {(sentence(sample.text), sample.duration_s) for sample in train.samples}

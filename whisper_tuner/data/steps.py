@@ -14,7 +14,7 @@ FEWER = 0.6  # of the largest shard, from which on one has its clips in fewer st
 def balanced(
     costs: Sequence[int], sizes: Sequence[int], turns: Sequence[int], chance: random.Random
 ) -> list[list[int]]:
-    """For each step the places of its clips in `costs`, at most sizes[step] of them, so that the steps cost alike.
+    """Give each step the places of its clips in `costs`, at most sizes[step] of them, so that the steps cost alike.
 
     Each clip, from the dearest on, goes to the step that has the least so far and has room (LPT, Graham 1969). Clips of
     equal cost are shuffled. turns: which of the steps is first while all are empty.
@@ -43,7 +43,9 @@ def balanced_rounds(
     rounds: Sequence[Sequence[int]],
     chance: random.Random,
 ) -> list[list[int]]:
-    """As `balanced`, but rounds cost alike as well: one with a dear clip has fewer others. rounds: the steps of each.
+    """Do as `balanced` does, but rounds cost alike as well: one with a dear clip has fewer others.
+
+    rounds: the steps of each round.
 
     `sizes` say in which steps there are clips, at least one if there are so many, and how much there is in a round.
     """
@@ -73,13 +75,13 @@ def balanced_rounds(
 
 
 def whose_turn(count: int, each_epoch: float, epoch: int) -> set[int]:
-    """Of so many that take turns, those whose turn it is: each_epoch of them on average, and one in the first epoch."""
+    """Choose among `count` those whose turn it is: each_epoch of them on average, and one in the first epoch."""
     begin, end = (math.ceil(number * each_epoch) for number in (epoch, epoch + 1))
     return {turn % count for turn in range(begin, end)} if count else set()
 
 
 def in_order(count: int, sizes: Sequence[int]) -> list[list[int]]:
-    """For each step the places of its clips, one after the other: the last steps may have none."""
+    """Give each step the places of its clips, one after the other: the last steps may have none."""
     ends = [min(end, count) for end in accumulate(sizes, initial=0)]
     return [list(range(start, end)) for start, end in pairwise(ends)]
 
@@ -97,7 +99,7 @@ def worked_part(hosts: int, batch_size: int, in_round: int) -> float:
 
 
 def spread_sizes(counts: Sequence[int], batch_size: int, in_round: int = 1) -> list[list[int]]:
-    """For each shard the size of its part of the batch in each step; all end together, and a shard's own differ by one.
+    """Size each shard's part of the batch in each step: all end together, and a shard's own sizes differ by one.
 
     A shard of at most 0.6 of the largest one's clips has them in fewer of the `in_round` steps that hosts make between
     two exchanges, so that these are about as large as the largest shard's: a step of one clip or two takes far more

@@ -18,7 +18,7 @@ _TIME = re.compile(r"<\|(\d{1,2}\.\d\d)\|>")
 
 
 class Said(NamedTuple):
-    """From start to end, in seconds of the clip."""
+    """One part of a transcript, said from start to end, in seconds of the clip."""
 
     start: float
     end: float

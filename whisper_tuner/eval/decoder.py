@@ -49,7 +49,7 @@ def compression(text: str) -> float:
 
 
 class Decoder:
-    """For `generate(custom_generate=Decoder())`: token ids [B, tokens], padded, of prompts [B, p].
+    """Decodes for `generate(custom_generate=Decoder())`: token ids [B, tokens], padded, of prompts [B, p].
 
     transformers' own loop, which `generate` runs otherwise, computes every clip until the last one has ended: one that
     repeats itself up to the longest text allowed then makes all others of its batch as slow as itself. Here the batch
@@ -148,7 +148,7 @@ def _without_timestamps(generation_config: GenerationConfig) -> Callable[[Tensor
 
 
 def _quick(process: LogitsProcessor, model: WhisperForConditionalGeneration) -> Callable[[Tensor, Tensor], Tensor]:
-    """The same, but what suppresses tokens does not look for them in the whole vocabulary at each step."""
+    """Speed a processor up that suppresses tokens: it need not look for them in the whole vocabulary at each step."""
     if isinstance(process, SuppressTokensAtBeginLogitsProcessor):
         return lambda ids, scores: process(ids, scores) if ids.shape[-1] == process.begin_index else scores
     if isinstance(process, SuppressTokensLogitsProcessor):

@@ -54,7 +54,7 @@ _CROP_FRAMES = 200  # cropped clips are padded to a multiple of it, 2 s: so ther
 
 @dataclass(frozen=True)
 class Transcript:
-    """What the model wrote; `problem` says why an unreadable file has no text.
+    """A model's text for a clip; `problem` says why an unreadable file has none.
 
     temperature: at which it was decoded, the highest of a long recording's pieces. greedy: what it wrote at 0.
     logprob: the mean of the tokens of that, the lowest of the pieces; None if it is not known.
@@ -220,7 +220,7 @@ def _whole(pieces: Sequence[Transcript], written: str | None, problem: str) -> T
 
 @dataclass(frozen=True)
 class _Window:
-    """What the model hears at once: a clip, or a piece of a long one. `mel` is [80|128, frames], padded."""
+    """A stretch that the model hears at once: a clip, or a piece of a long one. `mel` is [80|128, frames], padded."""
 
     clip: int
     piece: int
@@ -265,7 +265,7 @@ def _heard(
     temperatures: Sequence[float],
     no_speech: int | None,
 ) -> list[Transcript]:
-    """What is said in log-mels of one length; a text that is in doubt is decoded again, as OpenAI does it."""
+    """Transcribe log-mels of one length; a text that is in doubt is decoded again, as OpenAI does it."""
     inputs = _encoded(whisper, mels)
     found: list[Transcript] = []
     again = list(range(len(mels)))  # rows
@@ -294,7 +294,7 @@ def _heard(
 
 
 def _encoded(whisper: WhisperForConditionalGeneration, mels: Sequence[np.ndarray]) -> dict[str, Any]:
-    """What `generate` takes of log-mels of one length."""
+    """Encode log-mels of one length as `generate` takes them."""
     inputs, frames = model_inputs(whisper, mels), mels[0].shape[1]
     full = full_frames(whisper)
     if frames < full or not getattr(whisper.generation_config, "return_timestamps", False):
@@ -308,7 +308,7 @@ def _encoded(whisper: WhisperForConditionalGeneration, mels: Sequence[np.ndarray
 
 
 def _rows(inputs: dict[str, Any], rows: Sequence[int]) -> dict[str, Any]:
-    """Of what `_encoded` returns."""
+    """Pick rows of what `_encoded` returns."""
 
     def of(value: Any) -> Any:
         if isinstance(value, BaseModelOutput):
@@ -338,7 +338,7 @@ def _log_mels(path: Path, processor: WhisperProcessor, features: FeatureStore | 
 
 
 def model_inputs(whisper: WhisperForConditionalGeneration, mels: Sequence[np.ndarray]) -> dict[str, Tensor]:
-    """What `generate` takes of log-mels [80|128, frames] of one length."""
+    """Make the arguments of `generate` for log-mels [80|128, frames] of one length."""
     features = torch.from_numpy(np.stack(mels)).to(whisper.device, whisper.dtype)  # [B, n_mels, frames]
     # Whisper masks nothing, but without a mask transformers warns that pad equals end-of-text.
     mask = torch.ones(len(mels), features.shape[-1], dtype=torch.long, device=features.device)

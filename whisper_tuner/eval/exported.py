@@ -32,7 +32,7 @@ LAST_LINES = 5  # of what a runtime said before it broke off
 
 
 def speech_of(model: WhisperForConditionalGeneration, language: str | None, task: str | None) -> Speech:
-    """Where they are not given, the language and task that the model was trained for."""
+    """Return language and task; where they are not given, those that the model was trained for."""
     arguments, written = generation_settings(model, language, task)
     return Speech(language=arguments.get("language", written), task=arguments.get("task", "transcribe"))
 
@@ -49,7 +49,7 @@ def decoded(
     speech: Speech,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
-    """What the runtime writes for each clip, plainly decoded: greedily and without timestamps.
+    """Return what the runtime writes for each clip, plainly decoded: greedily and without timestamps.
 
     Raises RunError if it breaks off.
     """

@@ -9,7 +9,7 @@ UNKNOWN = -10.0  # log-probability of a text of which it is not known: it counts
 
 
 def heard_in(part: str, found: Evaluation) -> dict[tuple[str, int], Heard]:
-    """By part and line. Clips without a transcript are left out: silence is no contradiction of anything."""
+    """Sort texts by part and line. Clips without a transcript are left out: silence contradicts nothing."""
     return {
         (part, row.sample.line): Heard(
             row.hypothesis, row.rates.cer, UNKNOWN if row.logprob is None else round(row.logprob, 3)

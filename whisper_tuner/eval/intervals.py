@@ -19,7 +19,7 @@ Clips = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """In per cent."""
+    """The ends of an interval, in per cent."""
 
     low: float
     high: float
@@ -55,7 +55,7 @@ def counts(predictions: Sequence[Prediction]) -> list[tuple[int, int]]:
 
 
 def wer_interval(clips: Clips) -> Interval | None:
-    """Of the corpus-level WER; None if there are no words."""
+    """Return the interval of the corpus-level WER; None if there are no words."""
     errors, words = _columns(clips)
     if not words.sum():
         return None
@@ -64,7 +64,7 @@ def wer_interval(clips: Clips) -> Interval | None:
 
 
 def wer_difference(first: Clips, second: Clips) -> Difference | None:
-    """Of two models on the same clips, in the same order; None if there are no words. Raises ValueError for others."""
+    """Compare two models on the same clips, in the same order; None without words. Raises ValueError for others."""
     (errors, words), (others, same_words) = _columns(first), _columns(second)
     if not np.array_equal(words, same_words):
         raise ValueError("two models can only be compared on the same clips")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -21,12 +20,11 @@ from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.labels import TokenLimit
 from whisper_tuner.errors import TunerError
 from whisper_tuner.eval.wer import text_normalizer
-from whisper_tuner.files import private
-from whisper_tuner.json_text import parse_json
+from whisper_tuner.fact_store import FactStore, file_stamp
 from whisper_tuner.languages import text_language
 
 SHARES = (1.0, 0.8, 0.6)  # of the longest piece, tried in turn: another cut may be certain where the first was not
-HEARD = "heard-pieces.jsonl"  # below the project's cache
+FACT = "heard pieces 1"
 
 Hear = Callable[[Sequence[np.ndarray], str | None], list[str]]
 """What a model writes for waveforms, float32 [n] at SAMPLE_RATE, of speech in a language (a code)."""
@@ -115,37 +113,28 @@ class LongClips:
 
 
 class HeardPieces:
-    """A line of JSON for each clip, so that what was heard before a Ctrl-C is not heard again.
+    """Keeps what was heard in the pieces of a clip, so that after a Ctrl-C it is not heard again.
 
     model: a hash of all that decides on the texts but the audio; None if it is not known, and nothing is kept.
     """
 
-    def __init__(self, file: Path, model: str | None):
-        self._file, self._model = file, model
-        self._known: dict[str, list[str]] = {}
-        with contextlib.suppress(OSError):
-            for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if model else ():
-                with contextlib.suppress(ValueError):
-                    match parse_json(line):
-                        case [str() as key, [*texts]] if all(isinstance(text, str) for text in texts):
-                            self._known[key] = texts
+    def __init__(self, store: FactStore, model: str | None):
+        self._store, self._model = store, model
 
     def texts(self, audio: Path, spans: Sequence[Span], language: str | None) -> list[str] | None:
-        found = self._known.get(self._key(audio, spans, language))
-        return found if found and len(found) == len(spans) else None
+        if not self._model:
+            return None
+        name = self._name(audio, spans, language)
+        return self._store.known(FACT, {name: file_stamp(audio.stat())}).get(name)
 
     def keep(self, audio: Path, spans: Sequence[Span], language: str | None, texts: Sequence[str]) -> None:
-        if not self._model:
-            return
-        with contextlib.suppress(OSError):  # disk full, no permission: it is heard again next time
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._file, "a", encoding="utf-8", opener=private) as file:
-                file.write(json.dumps([self._key(audio, spans, language), list(texts)]) + "\n")
+        if self._model:
+            name = self._name(audio, spans, language)
+            self._store.keep(FACT, {name: file_stamp(audio.stat())}, {name: list(texts)})
 
-    def _key(self, audio: Path, spans: Sequence[Span], language: str | None) -> str:
-        stat = audio.stat()
-        about = [self._model, str(audio.absolute()), stat.st_size, stat.st_mtime_ns, list(spans), language]
-        return hashlib.blake2b(json.dumps(about).encode(), digest_size=16).hexdigest()
+    def _name(self, audio: Path, spans: Sequence[Span], language: str | None) -> str:
+        decides = json.dumps([self._model, str(audio.absolute()), list(spans), language])
+        return hashlib.blake2b(decides.encode(), digest_size=16).hexdigest()
 
 
 def _within(waveform: np.ndarray, span: Span) -> np.ndarray:

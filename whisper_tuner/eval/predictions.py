@@ -32,7 +32,7 @@ COLUMNS = (*TEXTS, *ERRORS, "duration_s", "flags", "temperature", "greedy")
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model wrote for a clip; `normalized` is (reference, hypothesis) after the text normaliser.
+    """A model's text for a clip; `normalized` is (reference, hypothesis) after the text normaliser.
 
     temperature: at which it was decoded. greedy: what it wrote at 0. logprob: the mean of its tokens, if it is known.
     """
@@ -71,7 +71,7 @@ class Aligned:
 
 
 def flags(reference: str, hypothesis: str) -> tuple[str, ...]:
-    """What a person should look at: nothing was heard, a phrase loops, or far more or less was heard than said."""
+    """Name what a person should look at: nothing heard, a phrase that loops, or far more or less heard than said."""
     said, heard = reference.split(), hypothesis.split()
     found = []
     if said and not heard:

@@ -37,7 +37,7 @@ def rendered(recording: Recording, form: str, audio: Path) -> str:
 
 
 class Cue(NamedTuple):
-    """What is shown at once, in one line or two."""
+    """A text that is shown at once, in one line or two."""
 
     start: float
     end: float
@@ -67,7 +67,7 @@ def _ends(segment: Segment, parts: Sequence[str]) -> Iterator[float]:
 
 @lru_cache(10_000)  # each word is looked at for many cuts
 def width(text: str) -> int:
-    """In columns."""
+    """Count the columns that a text takes."""
     return sum(2 if _is_wide(letter) else not unicodedata.combining(letter) for letter in text)
 
 
@@ -76,8 +76,8 @@ def _is_wide(letter: str) -> bool:
 
 
 def _units(text: str) -> list[str]:
-    """What is not cut: words with the space after them, and wide letters, which are written without spaces. A sign
-    belongs to what is before it, also where a space is between, as in French.
+    """Split a text into what is not cut: words with the space after them, and wide letters, which are written without
+    spaces. A sign belongs to what is before it, also where a space is between, as in French.
     """
     units: list[str] = []
     for letter in text:
@@ -121,7 +121,7 @@ def _unwelcome(unit: str, *, is_last: bool = False) -> float:
 
 
 def _split(units: Sequence[str]) -> int | None:
-    """Where the second line begins, len(units) for none; None if two lines do not hold them."""
+    """Find where the second line begins, len(units) for none; None if two lines do not hold them."""
     begins = [0, *accumulate(map(width, units))]
     # Of the first line, if it ends with this unit: without the space at its end.
     ends = [begin + width(unit.rstrip()) for begin, unit in zip(begins, units, strict=False)]

@@ -84,7 +84,7 @@ def transcribe_recording(
     words: bool = False,
     progress: Progress = lambda seconds: None,
 ) -> Recording:
-    """What is said in a file, and when. language and task: as in `transcribe`. words: also when each word is said.
+    """Transcribe a file, with times. language and task: as in `transcribe`. words: also when each word is said.
 
     Raises DataError or MissingProgram for a file that cannot be read, ModelError if the model cannot tell of words.
     """
@@ -114,7 +114,7 @@ def transcribe_recording(
 
 
 def writes_timestamps(whisper: WhisperForConditionalGeneration) -> bool:
-    """Whether the vocabulary has a timestamp for each position of the encoder."""
+    """Tell if the vocabulary has a timestamp for each position of the encoder."""
     last = getattr(whisper.generation_config, "no_timestamps_token_id", None)
     return last is not None and whisper.config.vocab_size - (last + 1) > whisper.config.max_source_positions
 
@@ -127,7 +127,7 @@ def require_alignment(whisper: WhisperForConditionalGeneration) -> None:
 
 
 def _within(segment: Segment, offset: float, end: float) -> Segment:
-    """It and its words, later by `offset`, and none later than `end`."""
+    """Move a segment and its words later by `offset`, none beyond `end`."""
     words = tuple(Word(*_moved(word, offset, end), word.text) for word in segment.words)
     return Segment(*_moved(segment, offset, end), segment.text, words)
 
@@ -203,8 +203,8 @@ def _by_timestamps(
 
 
 def _words(processor: WhisperProcessor, tokens: Sequence[tuple[int, float]], start: float) -> Iterator[Word]:
-    """Of tokens and the times at which each ends; they may pass the segment's end, which is less exact. In scripts
-    without spaces a token is a word.
+    """Make words of tokens and the times at which each ends; they may pass the segment's end, which is less exact. In
+    scripts without spaces a token is a word.
     """
     special = set(processor.tokenizer.all_special_ids)
     found: list[Word] = []
@@ -228,7 +228,7 @@ def _words(processor: WhisperProcessor, tokens: Sequence[tuple[int, float]], sta
 
 
 def _begins_word(text: str) -> bool:
-    """Of scripts without spaces: Chinese, Japanese, Thai, Lao, Burmese and Khmer letters."""
+    """Tell if a text begins with a letter of a script without spaces: Chinese, Japanese, Thai, Lao, Burmese, Khmer."""
     return text[0].isalnum() and any(low <= text[0] <= high for low, high in UNSPACED_SCRIPTS)
 
 

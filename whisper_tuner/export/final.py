@@ -78,7 +78,7 @@ def _save_adapter(model: PeftModel, part: Path, base_name: str) -> None:
 
 
 def save_processor(processor: WhisperProcessor, part: Path) -> None:
-    """With the files that other runtimes look for beside it."""
+    """Save a processor, with the files that other runtimes look for beside it."""
     processor.save_pretrained(part)
     processor.feature_extractor.save_pretrained(part)
     vocabulary, added = vocabularies(processor.tokenizer)

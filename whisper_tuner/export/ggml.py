@@ -79,7 +79,7 @@ def _sizes(merged: Merged) -> list[int]:
 
 
 def _write_tokens(file: BinaryIO, tokenizer: WhisperTokenizer) -> None:
-    """Those of text; whisper.cpp knows the special ones by their numbers."""
+    """Write the tokens of text; whisper.cpp knows the special ones by their numbers."""
     as_byte = {character: byte for byte, character in bytes_to_unicode().items()}
     tokens, _ = vocabularies(tokenizer)
     _integers(file, len(tokens))

@@ -151,7 +151,7 @@ def _quantized(graph: ModelProto) -> ModelProto:
 
 
 def _save(graph: ModelProto, path: Path) -> bool:
-    """Whether it is so large that its weights are in a file of their own."""
+    """Save a graph; True if it is so large that its weights are in a file of their own."""
     import onnx
 
     beside = graph.ByteSize() > LARGEST
@@ -161,5 +161,5 @@ def _save(graph: ModelProto, path: Path) -> bool:
 
 
 def _for_javascript(beside: list[str]) -> dict:
-    """Which files transformers.js takes: those whose names tell no precision."""
+    """Choose the files that transformers.js takes: those whose names tell no precision."""
     return {"dtype": "fp32"} | ({"use_external_data_format": dict.fromkeys(beside, True)} if beside else {})

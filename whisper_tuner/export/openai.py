@@ -48,7 +48,7 @@ def weights(model: WhisperForConditionalGeneration) -> dict[str, Tensor]:
 
 
 def dimensions(model: WhisperForConditionalGeneration) -> dict[str, int]:
-    """What OpenAI calls ModelDimensions."""
+    """Return what OpenAI calls ModelDimensions."""
     config = model.config
     return {
         "n_mels": config.num_mel_bins,

@@ -144,7 +144,7 @@ def trained_parameters(shape: ModelShape, profile: Profile) -> int:
 
 
 def best_bytes(profile: Profile) -> int:
-    """For each trained parameter: the best weights. In memory they stand twice while a checkpoint is written."""
+    """Return bytes for each trained parameter: the best weights, which stand twice while a checkpoint is written."""
     return FLOAT if profile.keep_best else 0
 
 
@@ -200,8 +200,8 @@ def _activations(shape: ModelShape, profile: Profile, clip_s: float) -> int:
 
 
 def _on_card(shape: ModelShape, profile: Profile, clips: int, clip_s: float) -> int:
-    """The same of all clips on a CUDA card: adapters keep hardly more there, and logits are made for some tokens at a
-    time."""
+    """Estimate the bytes of all clips on a CUDA card: adapters keep hardly more there, and logits are made for some
+    tokens at a time."""
     tokens = min(LOGITS_AT_ONCE, clips * _lengths(shape, clip_s)[1])
     return clips * _layers_keep(shape, profile, clip_s, more=0, inputs=1) + FLOAT * LOGITS * tokens * shape.vocab_size
 

@@ -43,7 +43,7 @@ def encode_joined(model: WhisperForConditionalGeneration, log_mel: Tensor, lengt
 
 
 def decoder_options(model: WhisperForConditionalGeneration, lengths: Lengths) -> dict[str, object]:
-    """What transformers' decoder is given beside embeddings [1, tokens, d_model] and the states of `encode_joined`.
+    """Make what the decoder is given beside embeddings [1, tokens, d_model] and the states of `encode_joined`.
 
     From the positions it sees where clips begin, and makes the mask of its own attention.
     """
@@ -91,5 +91,5 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 def _use_own_attention(model: WhisperForConditionalGeneration) -> None:
-    """For good: activations that are computed again in the backward pass need it too. It is not saved with a model."""
+    """Set our attention for good: activations computed again in the backward pass need it. It is not saved."""
     model.config._attn_implementation = ATTENTION

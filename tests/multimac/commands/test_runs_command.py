@@ -18,6 +18,7 @@ from distributed.run_dir.figures import scan
 from distributed.run_dir.folder import is_running
 from distributed.run_dir.log import EventLog, read_events
 from distributed.run_dir.summary import read_run
+from whisper_tuner.fact_store import FactStore
 
 PROJECT = Path(__file__).parents[3]
 DATA = PROJECT / "bundled" / "data"
@@ -445,6 +446,28 @@ def test_clean_as_json(runs, capsys):
         assert one["bytes"] > 1000 and useless.exists() != removed and found["kept"] == [paused.name]
     assert cli_typer.main(["runs", "clean", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["removals"] == []
+
+
+def test_clean_empties_the_cache_while_no_run_is_going(runs, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("multimac.commands.runs.PROJECT", tmp_path)
+    cache, kept = tmp_path / ".multimac" / "cache", tmp_path / ".multimac" / "kept"
+    FactStore(cache).keep("length", {"a": ""}, {"a": 1})
+    (cache / "headers").mkdir()  # of an earlier version
+    (cache / "headers" / "1.json").write_text("{}")
+    kept.touch()
+    for removed, more in ((False, []), (True, ["--yes"])):
+        assert cli_typer.main(["runs", "clean", "--cache", "--json", *more]) == 0
+        [one] = json.loads(capsys.readouterr().out)["removals"]
+        assert (one["path"], one["removed"]) == (str(cache), removed) and one["bytes"] > 1000
+        assert cache.exists() != removed
+    assert cli_typer.main(["runs", "clean", "--cache"]) == 0 and "nothing to remove" in capsys.readouterr().out
+    assert kept.exists() and cli_typer.main(["runs", "clean", "--cache", "--keep", "1"]) == 3
+    run = runs.copy("20251101-101010-going")
+    with subprocess.Popen([sys.executable, "-c", HOLD, run / "lock"], stdin=-1, stdout=-1) as holder:
+        holder.stdout.readline()
+        assert cli_typer.main(["runs", "clean", "--cache", "--yes"]) == 3
+        assert "is running" in capsys.readouterr().err
+        holder.stdin.close()
 
 
 def test_clean_touches_nothing_outside_and_follows_no_link(runs, cli, tmp_path):

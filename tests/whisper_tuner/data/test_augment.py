@@ -52,7 +52,7 @@ def trained(batches, epoch, members=("a",), member=0):
     for step in batches.plan(epoch, None, members, [1.0] * len(members))[member]:
         for number in step:
             clip = batches._clip(batches.samples[number], lambda: False)
-            found[clip.ids] = (clip.log_mel.tobytes(), clip.label)
+            found[clip.id] = (clip.log_mel.tobytes(), clip.label)
     return found
 
 

@@ -21,6 +21,7 @@ from whisper_tuner.data.dataset import load_manifest, write_manifest
 from whisper_tuner.data.labels import label_encoder, token_limit
 from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import ConfigError, DataError, ModelError, TunerError
+from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.model.check import check_model
 
 BUNDLED = Path(__file__).parents[3] / "bundled"
@@ -276,9 +277,8 @@ def test_a_changed_file_is_looked_at_again_and_a_damaged_index_does_no_harm(prof
     assert check_manifest(folder / "m.csv", 30.0, store).samples
     (folder / "a.wav").write_bytes(b"")
     assert check_manifest(folder / "m.csv", 30.0, store).problems[0].kind == Kind.EMPTY_AUDIO
-    (index,) = (store / "cache" / "headers").iterdir()
-    for damage in ("", "[]", '{"format": 1, "files": {"a": [1]}}', '{"format": 1, "files": 3}'):
-        index.write_text(damage)
+    for damage in ("", "[]"):
+        FactStore(store / CACHE).file.write_text(damage)
         assert check_manifest(folder / "m.csv", 30.0, store).problems[0].kind == Kind.EMPTY_AUDIO
 
 

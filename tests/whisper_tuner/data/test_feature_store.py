@@ -284,14 +284,6 @@ def test_a_deleted_folder_costs_time_only(store, clip, decoded):
     assert len(decoded) == 2
 
 
-def test_entries_of_the_cache_before_this_one_are_removed(tmp_path):
-    for name in ("00", "af", "kept"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "1.mel").touch()
-    FeatureStore(tmp_path, WhisperFeatureExtractor())
-    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-
-
 def test_missing_audio_is_named(store, tmp_path):
     with pytest.raises(DataError, match=r"gone\.wav"):
         store.log_mel(tmp_path / "gone.wav")

@@ -42,7 +42,7 @@ class Unsure(Exception):
 
 
 def words_of(text: str, language: str | None) -> list[str]:
-    """What a text may be cut into, each with the space after it: words, or characters where there are no spaces.
+    """Cut a text into words, each with the space after it, or into characters where there are no spaces.
 
     Joined they are the text. A mark that nobody says stays with the word that it belongs to.
     """
@@ -112,7 +112,7 @@ def divided(text: str, heard: Sequence[str], *, language: str | None, normalize:
 
 
 def _cut(words: Sequence[str], total: np.ndarray, between: tuple[int, int], piece: int, letters: Letters) -> int:
-    """Where the text is cut after this piece. total: see _totals. between: the cuts before and after it."""
+    """Find where the text is cut after this piece. total: see _totals. between: the cuts before and after it."""
     before, after = between
     places = [place for place in range(before, after + 1) if total[place] <= total.min() + _SLACK]
     if not places or len(places) > _MOST_PLACES:
@@ -151,7 +151,7 @@ def _alike(words: Sequence[str], heard: Sequence[str]) -> bool:
 
 
 def _totals(words: Sequence[str], heard: Sequence[Sequence[str]]) -> list[np.ndarray]:
-    """For each cut between pieces, and each place in the text: what the whole differs if it is cut there, in words."""
+    """Count, for each cut between pieces and each place in the text, how many words differ if it is cut there."""
     numbers: dict[str, int] = {}
     own = np.array([numbers.setdefault(word, len(numbers)) for word in words])
     other = np.array([numbers.setdefault(word, len(numbers)) for one in heard for word in one])

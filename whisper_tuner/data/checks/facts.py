@@ -31,7 +31,7 @@ FINE_S, SMOOTHED = 0.002, 10  # over 20 ms
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Of one clip; levels in dB of full scale. `problem` says why it could not be decoded.
+    """Describes one clip; levels are in dB of full scale. `problem` says why it could not be decoded.
 
     level: of its loud frames, the 95th percentile. spread: from its quiet to its loud frames, dB. clipped: the share of
     samples in flat tops. begins_s, ends_s: silence there. silent: the share of silent frames. first, last: level of the
@@ -78,7 +78,7 @@ def measure(path: Path) -> Facts:
 
 
 def _stated_s(path: Path) -> float:
-    """By its header; 0 where that does not say: of an MP3 it is guessed."""
+    """Return the length that its header states; 0 where that does not say: in an MP3 it is guessed."""
     try:
         info = soundfile.info(path)
     except (*REFUSED, OSError):
@@ -129,7 +129,7 @@ def silence_below(frames: np.ndarray) -> float:
 
 
 def frame_levels(mono: np.ndarray, rate: int) -> np.ndarray:
-    """In dB of full scale, one for each FRAME_S. mono: float32 [n]."""
+    """Return levels in dB of full scale, one for each FRAME_S. mono: float32 [n]."""
     n = max(1, round(FRAME_S * rate))
     whole = mono[: len(mono) // n * n] if len(mono) >= n else np.pad(mono, (0, n - len(mono)))
     return _decibels(np.sqrt(np.square(whole.reshape(-1, n)).mean(axis=1)))
@@ -158,7 +158,7 @@ def _clipped(samples: np.ndarray) -> float:
 
 
 def _loud_part(mono: np.ndarray, rate: int, level: float) -> np.ndarray:
-    """From the first loud moment to the last one, to 2 ms: where it begins must not depend on codec or noise."""
+    """Cut from the first loud moment to the last one, to 2 ms: where it begins must not depend on codec or noise."""
     n = max(1, round(FINE_S * rate))
     summed = np.concatenate([[0.0], np.cumsum(np.square(mono), dtype=np.float64)])[::n]
     power = (summed[SMOOTHED:] - summed[:-SMOOTHED]) / (SMOOTHED * n)

@@ -1,4 +1,4 @@
-"""What a check is, and what it finds."""
+"""What a check finds, and how one is registered."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Severity(StrEnum):
 
 
 class Needs(StrEnum):
-    """What a check has to be given besides the manifests."""
+    """Say what a check has to be given besides the manifests."""
 
     TEXT = ""
     AUDIO = "audio"  # facts of decoded audio
@@ -28,7 +28,7 @@ class Needs(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """means: what is wrong, and what it does to training. remedy: what to do about it.
+    """A kind of finding. means: what is wrong, and what it does to training. remedy: what to do about it.
 
     unusable: training leaves such a row out by itself, also from a test set. repairs: --fix changes its text.
     """
@@ -43,9 +43,9 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One row, or the first of several rows, and what is wrong with it. line 0: of the manifest as a whole.
+    """One row, or the first of several rows, and what is wrong with it. Line 0 stands for the manifest as a whole.
 
-    rows: how many it is about. badness: the higher, the earlier it is shown among those of its kind.
+    rows: how many rows this is about. badness: the higher, the earlier it is shown among those of its kind.
     """
 
     kind: Kind
@@ -61,14 +61,35 @@ class Finding:
     badness: float = 0.0
 
 
+Find = Callable[["Material"], Iterable[Finding]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Check:
     kinds: tuple[Kind, ...]
-    find: Callable[[Material], Iterable[Finding]]
-    needs: Needs = Needs.TEXT
+    find: Find
+    needs: Needs
+    place: int
+
+
+CHECKS: list[Check] = []
+
+
+def check(*kinds: Kind, needs: Needs = Needs.TEXT, place: int) -> Callable[[Find], Find]:
+    """Register a function that finds these kinds.
+
+    place: among all checks. Findings of one severity are listed in this order, what spoils most first.
+    """
+
+    def register(find: Find) -> Find:
+        CHECKS.append(Check(kinds=kinds, find=find, needs=needs, place=place))
+        return find
+
+    return register
 
 
 def of_row(kind: Kind, row: Row, what: str, *, badness: float = 0.0, rows: int = 1) -> Finding:
+    """Return a finding about one row, or about several of which this is the first."""
     sample = row.sample
     return Finding(
         kind=kind,

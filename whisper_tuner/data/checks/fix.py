@@ -14,8 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from whisper_tuner.data import importing
-from whisper_tuner.data.checks import duplicate_audio, leaked_text
 from whisper_tuner.data.checks.finding import Finding, Severity
+from whisper_tuner.data.checks.leaks import LEAKED_TEXT, MANY_LEAKS, SAME_AUDIO, find_duplicate_audio, leaked_texts
 from whisper_tuner.data.checks.material import TEST, Material, Row
 from whisper_tuner.data.checks.repair import repaired
 from whisper_tuner.data.dataset import Sample, write_manifest
@@ -53,12 +53,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Corrections(importing.Corrections):
-    """Also what an earlier --fix had, by part and id."""
+    """Corrections of the user, and what an earlier --fix had changed: (part, id, change)."""
 
     decided: frozenset[tuple[str, str, str]] = frozenset()
 
     def has_undone(self, change: str, row: Row) -> bool:
-        """Whether an earlier --fix has made this change, and the user has taken it out of the file that lists it."""
+        """Tell if an earlier --fix has made this change, and the user has taken it out of the file that lists it."""
         listed, kept = (self.left_out, KEPT) if change == LEFT_OUT else (self.texts.keys(), TEXT_KEPT)
         was_made = any((row.part, row.sample.id, name) in self.decided for name in (change, kept))
         return was_made and row.sample.id not in listed
@@ -66,7 +66,7 @@ class Corrections(importing.Corrections):
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed:
-    """samples: by part, those that stay. unknown: ids of the user's files that no row has."""
+    """The outcome of --fix. samples: those that stay, by part. unknown: ids of the user's files that no row has."""
 
     samples: Mapping[str, Sequence[Sample]]
     changes: Sequence[Change]
@@ -91,7 +91,7 @@ def check_target(folder: Path, manifests: Iterable[Path]) -> None:
 
 
 def read_corrections(folder: Path) -> Corrections:
-    """Of an earlier --fix. Raises DataError for a file that cannot be read."""
+    """Read what an earlier --fix has listed. Raises DataError for a file that cannot be read."""
     listed, changes = importing.read_corrections(folder), folder / CHANGES
     rows = read_table(io.StringIO(read_text(changes, AS_IT_IS)[0], newline="")) if changes.exists() else ()
     decided = frozenset((row.get("part") or "", row.get("id") or "", row.get("change") or "") for row in rows)
@@ -105,7 +105,7 @@ def fixed(
     long: Sequence[Row] = (),
     cuts: Cuts = MappingProxyType({}),
 ) -> Fixed:
-    """long: the rows that are too long. They are not among those of the material."""
+    """Decide on each row. long: the rows that are too long. They are not among those of the material."""
     reasons, notes = _reasons(material, findings)
     pieces = [replace(row, sample=piece) for row in long for piece in _pieces(cuts, row)]
     rows = sorted(
@@ -135,49 +135,49 @@ def fixed(
 
 
 def _decided(row: Row, reason: str, corrections: Corrections) -> tuple[Sample | None, list[Change]]:
-    """The sample as it is to be, None if it is left out; and what was done."""
+    """Return the sample as it is to be, None if it is left out; and what was done."""
     sample = row.sample
-    about = {"part": row.part, "line": sample.line, "id": sample.id}
+    place = {"part": row.part, "line": sample.line, "id": sample.id}
     made = []
     if reason and corrections.has_undone(LEFT_OUT, row) and not reason.startswith(_UNUSABLE):
-        made.append(Change(**about, change=KEPT, why=f"taken out of {BLACKLIST}; {reason}"))
+        made.append(Change(**place, change=KEPT, why=f"taken out of {BLACKLIST}; {reason}"))
     elif reason or sample.id in corrections.left_out:
-        return None, [Change(**about, change=LEFT_OUT, why=reason or f"in {BLACKLIST}", before=sample.text)]
+        return None, [Change(**place, change=LEFT_OUT, why=reason or f"in {BLACKLIST}", before=sample.text)]
     text, why = corrections.texts.get(sample.id), f"in {PATCHES}"
     if text is None:
         text, why = (sample.text if row.part == TEST else repaired(sample.text)), MENDED
         if text != sample.text and corrections.has_undone(CHANGED, row):
-            made.append(Change(**about, change=TEXT_KEPT, why=f"taken out of {PATCHES}", before=sample.text))
+            made.append(Change(**place, change=TEXT_KEPT, why=f"taken out of {PATCHES}", before=sample.text))
             text = sample.text
     if text != sample.text:
-        made.append(Change(**about, change=CHANGED, why=why, before=sample.text, after=text))
+        made.append(Change(**place, change=CHANGED, why=why, before=sample.text, after=text))
     return replace(sample.with_text(text), audio=sample.audio.absolute()), made
 
 
 def _reasons(material: Material, findings: Sequence[Finding]) -> tuple[dict[tuple[str, int], str], list[str]]:
-    """Why rows are left out, by part and line; and what was not done, in words.
+    """Say why rows are left out, by part and line; and what was not done, in words.
 
-    Of a test set only those that cannot be used. Of two rows with the same recording the first stays, unless it is left
-    out for another reason.
+    A test set loses only rows that cannot be used. Of two rows with the same recording the first stays, unless it is
+    left out for another reason.
     """
     reasons: dict[tuple[str, int], str] = {}
     for found in findings:
         kind, place = found.kind, (found.part, found.line)
         if kind.unusable:
             reasons.setdefault(place, f"{_UNUSABLE}{kind.name}: {found.what}")
-        elif kind.severity == Severity.ERROR and found.part != TEST and kind is not duplicate_audio.SAME:
+        elif kind.severity == Severity.ERROR and found.part != TEST and kind is not SAME_AUDIO:
             reasons.setdefault(place, f"{kind.name}: {found.what}")
     notes = []
     for part, manifest in material.manifests.items():
-        leaks = [(row, other) for row, other in leaked_text.leaking(material, part)]
-        if len(leaks) > leaked_text.MANY * len(manifest.samples):
+        leaks = leaked_texts(material, part)
+        if len(leaks) > MANY_LEAKS * len(manifest.samples):
             notes.append(
                 f"{manifest.path.name}: {len(leaks)} rows have a text that validation or test has too. They stay: "
                 "over a tenth of a set means fixed phrases, which it would lose."
             )
             continue
         for row, other in leaks:
-            reasons.setdefault((part, row.sample.line), f"{leaked_text.KIND.name}: as {other.place} ({other.part})")
+            reasons.setdefault((part, row.sample.line), f"{LEAKED_TEXT.name}: as {other.place} ({other.part})")
     left = {
         part: replace(
             manifest, samples=tuple(sample for sample in manifest.samples if (part, sample.line) not in reasons)
@@ -185,8 +185,8 @@ def _reasons(material: Material, findings: Sequence[Finding]) -> tuple[dict[tupl
         for part, manifest in material.manifests.items()
         if part != TEST
     }
-    for found in duplicate_audio.find(replace(material, manifests=left)):
-        if found.kind is duplicate_audio.SAME:
+    for found in find_duplicate_audio(replace(material, manifests=left)):
+        if found.kind is SAME_AUDIO:
             reasons[found.part, found.line] = f"{found.kind.name}: {found.what}"
     return reasons, notes
 
@@ -212,7 +212,7 @@ def _cut(row: Row, pieces: Sequence[Sample]) -> Change:
 
 
 def write(result: Fixed, folder: Path, corrections: Corrections) -> dict[str, Path]:
-    """The new manifests by part. An id that several parts have is in neither list: there it would mean all of them."""
+    """Write the new manifests; return their paths by part. An id that several parts have is in neither list."""
     if "train" in result.samples and not result.samples["train"]:
         raise DataError("no row to train on is left", remedy="Mend the findings first; report.html shows them.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -232,7 +232,7 @@ def write(result: Fixed, folder: Path, corrections: Corrections) -> dict[str, Pa
 
 
 def _blacklist(result: Fixed, corrections: Corrections) -> str:
-    """The user's own ids first, in no order that they would know; then those of now, each below its reason."""
+    """List the user's own ids first, sorted; then those of now, each below its reason."""
     left_out = [change for change in result.changes if change.change == LEFT_OUT and change.id]
     told = {change.id for change in left_out}
     lines = sorted(corrections.left_out - told)

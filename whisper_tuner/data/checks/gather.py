@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import astuple, replace
+from itertools import islice
 from pathlib import Path
 
 from whisper_tuner.data.audio import LONG_S
-from whisper_tuner.data.check import header_index
-from whisper_tuner.data.checks.facts_store import FILE, FactsStore, Told
+from whisper_tuner.data.audio_check import AudioIndex
+from whisper_tuner.data.checks.facts import Facts, measure
 from whisper_tuner.data.checks.material import PARTS, TEST, TRAIN, VALIDATION, Material
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
+from whisper_tuner.fact_store import CACHE, FactStore, file_stamp
 from whisper_tuner.hub import loading, model_file
+
+FACT = "sound 1"  # raise its number when Facts change: those of older versions are then ignored
+AHEAD = 4  # clips for each thread that may be decoded at once: what waits holds memory
+KEPT_EVERY = 500  # clips, so that a check that is stopped goes on where it was
+
+Told = Callable[[int, int], None]
+"""Called with (clips done, clips in all)."""
 
 _KIND_OF = dict.fromkeys(("train", "training"), TRAIN) | dict.fromkeys(("test", "eval"), TEST)
 _KIND_OF |= dict.fromkeys(("validation", "valid", "val", "dev"), VALIDATION)
@@ -32,14 +44,15 @@ def read(
     reading: Reading = AS_IT_IS,
     kind: str = TRAIN,
 ) -> Manifest:
-    """A manifest with the rows that can be used, and those that cannot. Headers of its audio are kept below `store`.
+    """Read a manifest: the rows that can be used, and those that cannot. Headers of its audio are kept below `store`.
 
     Raises DataError, also for a data set of several lists: rows are told by their lines.
     """
-    index = header_index(path, store)
-    about = {"max_duration_s": max_duration_s, "no_speech": no_speech, "reading": reading, "kind": kind}
+    index = AudioIndex(FactStore(store / CACHE))
     try:
-        manifest = load_manifest(path, index=index, **about)
+        manifest = load_manifest(
+            path, max_duration_s=max_duration_s, index=index, no_speech=no_speech, reading=reading, kind=kind
+        )
     finally:
         index.save()
     if any(row.file for row in (*manifest.samples, *manifest.problems)):
@@ -49,7 +62,7 @@ def read(
 
 
 def too_long(manifest: Manifest, store: Path, *, reading: Reading = AS_IT_IS, kind: str = TRAIN) -> list[Sample]:
-    """The rows that are left out of the manifest because their clips are too long; not those without text."""
+    """Return the rows that the manifest leaves out because their clips are too long; not those without text."""
     lines = {problem.line for problem in manifest.problems if problem.kind == Kind.TOO_LONG}
     if not lines:
         return []
@@ -58,13 +71,57 @@ def too_long(manifest: Manifest, store: Path, *, reading: Reading = AS_IT_IS, ki
 
 
 def decode(material: Material, store: Path, told: Told) -> Material:
-    """With facts of all its audio; those of earlier checks are kept below `store`."""
+    """Add facts of all its audio; those of earlier checks are kept below `store`."""
     files = (row.sample.audio for row in material.rows)
-    return replace(material, facts=FactsStore(store / "cache" / FILE).facts_of(files, told))
+    return replace(material, facts=facts_by_file(files, FactStore(store / CACHE), told))
+
+
+def facts_by_file(paths: Iterable[Path], store: FactStore, told: Told = lambda done, total: None) -> dict[Path, Facts]:
+    """Measure each file that is there, on all cores. On Ctrl-C what was measured by then is kept.
+
+    What could not be decoded is tried again next time: a program may be all that lacks.
+    """
+    named = {str(path.absolute()): path for path in paths}
+    stamps: dict[str, str] = {}
+    for name, path in named.items():
+        with contextlib.suppress(OSError, ValueError):
+            stamps[name] = file_stamp(path.stat())
+    found = {named[name]: Facts(*values) for name, values in store.known(FACT, stamps).items()}
+    fresh: dict[str, tuple] = {}
+    try:
+        for path, facts in _measured([named[name] for name in stamps if named[name] not in found]):
+            found[path] = facts
+            if not facts.problem:
+                fresh[str(path.absolute())] = astuple(facts)
+            told(len(found), len(stamps))
+            if len(fresh) == KEPT_EVERY:
+                store.keep(FACT, stamps, fresh)
+                fresh = {}
+    finally:
+        store.keep(FACT, stamps, fresh)
+    told(len(found), len(stamps))
+    return found
+
+
+def _measured(paths: list[Path]) -> Iterator[tuple[Path, Facts]]:
+    """Yield each as soon as it is done, with never many more in memory than there are threads."""
+    threads = os.cpu_count() or 1
+    left, running = iter(paths), dict[Future[Facts], Path]()
+    with ThreadPoolExecutor(threads, "facts") as pool:
+        try:
+            while True:
+                for path in islice(left, AHEAD * threads - len(running)):
+                    running[pool.submit(measure, path)] = path
+                if not running:
+                    return
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(done), done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def reading_back(base_model: str) -> Callable[[str], str] | None:
-    """What a model's tokenizer makes of a text, there and back; None if it has no tokenizer.json. Raises ModelError."""
+    """Return what a tokenizer makes of a text, there and back; None without a tokenizer.json. Raises ModelError."""
     with loading(f"{base_model}: its tokenizer does not load", remedy="Copy the model again."):
         if not (file := model_file(base_model, "tokenizer.json")):
             return None
@@ -75,7 +132,7 @@ def reading_back(base_model: str) -> Callable[[str], str] | None:
 
 
 def parts_of(paths: Sequence[Path]) -> dict[str, Path]:
-    """Manifests that the user has named, by part: as their names say, else one to train on, else by their names."""
+    """Sort manifests that the user has named by part: as their names say, else one to train on, else by their names."""
     found: dict[str, Path] = {}
     for path in dict.fromkeys(paths):
         match = _KIND.search(path.stem)

@@ -35,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a model wrote for a clip. cer: against the transcript, both normalised. logprob: the mean of its tokens."""
+    """A model's text for a clip. cer: against the transcript, both normalised. logprob: the mean of its tokens."""
 
     text: str
     cer: float
@@ -85,7 +85,7 @@ def words(text: str) -> list[str]:
 
 
 def text_key(text: str) -> str:
-    """The same for texts that differ in case, punctuation, spaces and Unicode form only."""
+    """Return one key for texts that differ in case, punctuation, spaces and Unicode form only."""
     return " ".join(words(unicodedata.normalize("NFKC", text).casefold()))
 
 

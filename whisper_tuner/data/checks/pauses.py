@@ -26,7 +26,7 @@ class NoPause(Exception):
 
 
 def spoken(waveform: np.ndarray, rate: int) -> list[Span]:
-    """What sounds without a pause. waveform: mono float32 [n]."""
+    """Find the spans that sound without a pause. waveform: mono float32 [n]."""
     frames = frame_levels(waveform - waveform.mean(), rate)
     sounds = np.flatnonzero(frames > max(silence_below(frames), FAINTEST_DB))
     if not len(sounds):

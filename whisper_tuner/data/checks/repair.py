@@ -43,13 +43,13 @@ def single_spaced(text: str) -> str:
 
 
 def decoded(text: str) -> str:
-    """With é for Ã©; as it is where only some of it can be repaired."""
+    """Put é for Ã©; leave a text as it is where only some of it can be repaired."""
     better = probably_decoded(text)
     return text if better != text and _MISREAD.search(better) else better
 
 
 def probably_decoded(text: str) -> str:
-    """The same; a part that is no UTF-8 when read so stays as it is."""
+    """Put é for Ã©; a part that is no UTF-8 when read so stays as it is."""
     return text if text.isascii() else _MISREAD.sub(_utf8, text)
 
 

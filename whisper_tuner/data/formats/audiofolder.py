@@ -42,7 +42,7 @@ def parts(place: Place, reading: Reading) -> Parts:
 
 
 def _found(place: Place) -> list[Path]:
-    """In the folder itself and one level below, or two (data/train)."""
+    """Find metadata in the folder itself and one level below, or two (data/train)."""
     near = [file for file in place.named(*LISTS) if len(file.parts) <= 3]
     return [path for file in near if _names_files(path := place.path / file)]
 
@@ -76,7 +76,7 @@ def _of_kind(whole: Part, kind: str) -> Iterator[Row]:
 
 
 def _kind(whole: Part, row: Row) -> str | None:
-    """Of a row that cannot be read: train, where it is listed as left out."""
+    """Return the part of a row; one that cannot be read goes to train, where it is listed as left out."""
     if not isinstance(row.cells, dict):
         return "train"
     name = str(row.cells.get(NAMED_BY) or cell(row.cells, AUDIO_COLUMNS))

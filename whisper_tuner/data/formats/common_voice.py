@@ -64,7 +64,7 @@ def _part(path: Path, reading: Reading) -> Part:
 
 
 def _locale(text: str) -> str:
-    """That of the first row, such as zh-CN."""
+    """Return the locale of the first row, such as zh-CN."""
     first = next(_rows("\n".join(text.split("\n", 2)[:2])), None)
     return str(first.cells.get("locale", "")) if first and not isinstance(first.cells, BadRow) else ""
 

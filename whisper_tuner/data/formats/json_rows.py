@@ -44,7 +44,7 @@ def part_of(path: Path, text: str, encoding: str, notes: Sequence[str], reading:
 
 
 def is_row(line: str) -> bool:
-    """Whether it is an object with an audio and a text key."""
+    """Tell if a line is an object with an audio and a text key."""
     row, reading = _row(line.strip()), Reading()
     return isinstance(row, dict) and all(
         any(name in accepted for name in row) for accepted in (reading.audio_names, reading.text_names)

@@ -47,13 +47,13 @@ def part(path: Path, reading: Reading) -> Part:
 
 
 def is_list(path: Path) -> bool:
-    """Whether its first line names an audio and a text column."""
+    """Tell if a file's first line names an audio and a text column."""
     line = first_line(path)
     return json_rows.is_row(line) if path.suffix.lower() in json_rows.SUFFIXES else table.is_header(line)
 
 
 def kinds(paths: list[Path]) -> dict[str, Path]:
-    """By kind, the files whose whole name says which part they are."""
+    """Sort the files whose whole name says which part they are by kind."""
     return {KIND_OF[path.stem.lower()]: path for path in reversed(paths) if path.stem.lower() in KIND_OF}
 
 

@@ -62,7 +62,7 @@ class Place:
 
 
 def first_line(path: Path) -> str:
-    """Of a text file in UTF-8 or UTF-16; '' where it is neither, or cannot be read."""
+    """Read the first line of a text file in UTF-8 or UTF-16; '' where it is neither, or cannot be read."""
     try:
         if not path.is_file():  # a pipe would be waited for
             return ""

@@ -30,7 +30,7 @@ Cells = dict[str, object]
 
 
 class BadRow(Exception):
-    """Why one row is left out."""
+    """Says why one row is left out."""
 
     def __init__(self, kind: Kind, what: str):
         super().__init__(what)
@@ -51,7 +51,7 @@ class Bounds:
         return [common] if len(common.parts) > 2 else sorted(self._outside)
 
     def hold(self, path: Path) -> bool:
-        """Whether it is not a file elsewhere, nor a link to one."""
+        """Tell if a path is not a file elsewhere, nor a link to one."""
         if not is_file(path):
             return True
         real = Path(os.path.realpath(path))
@@ -77,7 +77,7 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What the user says about a data set where it does not say it itself: keys of config.ini, options of import."""
+    """The user's word on a data set that does not say it itself: keys of config.ini, options of import."""
 
     layout: str = ""
     audio_column: str = ""
@@ -87,7 +87,7 @@ class Reading:
 
     @classmethod
     def of(cls, settings: object) -> Reading:
-        """From a profile, or a run's record of it, which have the same keys."""
+        """Take it from a profile, or from a run's record of one, which has the same keys."""
         known = settings if isinstance(settings, Mapping) else vars(settings)
         return cls(**{field.name: str(known.get(field.name) or "") for field in dataclasses.fields(cls)})
 

@@ -67,7 +67,7 @@ def _library(path: Path) -> Any:
 
 
 def _opened(library: Any, place: Place) -> Mapping[str, Opened]:
-    """By the library's own names of its parts."""
+    """Open a data set: its parts by the library's own names."""
     if not (place.is_file or place.is_folder):
         name, _, subset = str(place.path).partition(":")
         return library.load_dataset(name, subset or None, streaming=True)
@@ -90,13 +90,13 @@ def _files(place: Place) -> list[Path]:
 
 
 def _folders(place: Place, split: str) -> tuple[Path, ...]:
-    """Of a part's files: the names in an audiofolder's metadata.parquet begin there."""
+    """List the folders of a part's files: the names in an audiofolder's metadata.parquet begin there."""
     files = _files(place) if place.is_folder else []
     return tuple(dict.fromkeys(path.parent for path in files if _split_of(path, place) == split))
 
 
 def _split_of(path: Path, place: Place) -> str:
-    """By its name, as train-00000-of-00002.parquet, or by its folder, as fr/train/0.parquet; else it is to train on."""
+    """Tell the part by its name, train-00000-of-00002.parquet, or its folder, fr/train/0.parquet; else it is train."""
     if place.is_file:
         return "train"
     names = (path.stem, *(folder for folder in reversed(path.relative_to(place.path).parent.parts)))

@@ -44,7 +44,7 @@ class Cue:
 
     @property
     def timed_text(self) -> str:
-        """Of the joined clip; "" where there is one part, whose times are the clip's."""
+        """Return the times within a joined clip; "" where there is one part, whose times are the clip's."""
         said = [Said(part.start - self.start, part.end - self.start, part.text) for part in self.parts]
         parts = [*without_overlaps(said)]
         return timed_text_of(parts) if len(parts) > 1 else ""
@@ -69,7 +69,7 @@ def parts(place: Place, reading: Reading) -> Parts:
 
 
 def cues(text: str) -> Iterator[Cue | tuple[int, BadRow]]:
-    """Those of an SRT or a WebVTT file; with its line, what looks like one and is none."""
+    """Yield the cues of an SRT or a WebVTT file, and, with its line, what looks like one and is none."""
     lines = text.splitlines()
     at = 0
     while at < len(lines):
@@ -224,6 +224,6 @@ def _stem_of(path: Path) -> str:
 
 
 def _other_half(named: Path, file: Path) -> bool:
-    """Whether it completes what was named: a recording its subtitles, subtitles their recording."""
+    """Tell if a file completes what was named: a recording its subtitles, subtitles their recording."""
     wanted = AUDIO_SUFFIXES if named.suffix.lower() in SUFFIXES else SUFFIXES
     return file.suffix.lower() in wanted

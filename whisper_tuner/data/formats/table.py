@@ -64,7 +64,7 @@ def part_of(path: Path, text: str, encoding: str, notes: Sequence[str], reading:
 
 
 def is_header(line: str) -> bool:
-    """Whether it names an audio and a text column."""
+    """Tell if a line names an audio and a text column."""
     return any(_names_both(_header(line, delimiter), Reading()) for delimiter in DELIMITERS.values())
 
 
@@ -141,7 +141,7 @@ class _Table:
         self.notes.append(f"{self._path.name} has no header: column {audio} is audio, column {text} is text")
 
     def _seen(self, delimiter: str) -> _Seen | None:
-        """What stands in its first records, if they have columns."""
+        """Return what stands in its first records, if they have columns."""
         records = [cells for _, cells in islice(_records(self._lines, delimiter), LOOKED_AT)]
         records = [cells for cells in records if not isinstance(cells, BadRow)]
         if not records or (width := Counter(map(len, records)).most_common(1)[0][0]) < 2 or len(records[0]) != width:
@@ -208,7 +208,7 @@ def _only(places: Iterator[int]) -> int | None:
 
 
 def _holds_text(cells: list[str]) -> bool:
-    """Whether there are words with letters, and not the same ones in every row."""
+    """Tell if there are words with letters, and not the same ones in every row."""
     words = [cell for cell in cells if any(letter.isalpha() for letter in cell)]
     return 2 * len(words) > len(cells)
 

@@ -10,10 +10,10 @@ import soundfile
 from planted import BUNDLED
 
 from whisper_tuner.data.audio import load_audio
-from whisper_tuner.data.checks import facts_store
+from whisper_tuner.data.checks import gather
 from whisper_tuner.data.checks.facts import PRINT_BITS, Facts, facts_of, measure
-from whisper_tuner.data.checks.facts_store import FactsStore
-from whisper_tuner.data.checks.prints import ALIKE
+from whisper_tuner.data.checks.leaks import ALIKE
+from whisper_tuner.fact_store import FactStore
 
 CLIPS = sorted((BUNDLED / "data" / "test").glob("*.ogg"))[:12]
 
@@ -21,31 +21,23 @@ CLIPS = sorted((BUNDLED / "data" / "test").glob("*.ogg"))[:12]
 def test_facts_are_kept_by_path_size_and_time(tmp_path, monkeypatch):
     path = tmp_path / "a.wav"
     soundfile.write(path, load_audio(CLIPS[0]), 16_000)
-    store = FactsStore(tmp_path / "cache" / "facts.jsonl")
-    first = store.facts_of([path, tmp_path / "none.wav"])
+    store = FactStore(tmp_path / "cache")
+    first = gather.facts_by_file([path, tmp_path / "none.wav"], store)
     assert list(first) == [path] and first[path].seconds > 1
-    monkeypatch.setattr(facts_store, "measure", lambda path: pytest.fail("measured again"))
-    assert store.facts_of([path]) == first
+    monkeypatch.setattr(gather, "measure", lambda path: pytest.fail("measured again"))
+    assert gather.facts_by_file([path], store) == first
     monkeypatch.undo()
     soundfile.write(path, 0.5 * load_audio(CLIPS[0]), 16_000)
     os.utime(path, ns=(1, 1))
-    assert store.facts_of([path])[path].peak == pytest.approx(first[path].peak / 2, rel=0.01)
+    assert gather.facts_by_file([path], store)[path].peak == pytest.approx(first[path].peak / 2, rel=0.01)
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xff\xfe[1,2", b"[1]\n{}\nnull\n", b'[1, "a", 1, 2, "x"]\n' * 3])
-def test_a_damaged_store_is_made_again(damage, tmp_path):
-    file = tmp_path / "facts.jsonl"
-    file.write_bytes(damage + b"\n")
-    found = FactsStore(file).facts_of(CLIPS[:2])
-    assert FactsStore(file).facts_of(CLIPS[:2]) == found and len(found) == 2
-
-
-def test_what_cannot_be_decoded_is_a_fact_and_is_tried_again(tmp_path):
-    path = tmp_path / "a.wav"
+def test_what_cannot_be_decoded_is_a_fact_and_is_tried_again(tmp_path, monkeypatch):
+    path, store = tmp_path / "a.wav", FactStore(tmp_path)
     path.write_bytes(b"no audio" * 500)
-    file = tmp_path / "facts.jsonl"
-    assert FactsStore(file).facts_of([path])[path].problem
-    assert file.read_text() == ""
+    assert gather.facts_by_file([path], store)[path].problem
+    monkeypatch.setattr(gather, "measure", lambda path: Facts(seconds=1))
+    assert gather.facts_by_file([path], store)[path].seconds == 1
 
 
 def distance(one, other):

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from whisper_tuner.data.checks import duplicate_audio, leaked_audio
 from whisper_tuner.data.checks.facts import PRINT_BITS, Facts
+from whisper_tuner.data.checks.leaks import ALIKE, Prints, find_duplicate_audio, find_leaked_audio
 from whisper_tuner.data.checks.material import TEST, TRAIN, Material, Row
-from whisper_tuner.data.checks.prints import ALIKE, Prints
 from whisper_tuner.data.dataset import Manifest, Sample
 
 
@@ -61,8 +60,8 @@ def test_a_leak_is_told_also_where_another_clip_of_the_same_part_sounds_alike():
     }
     known = {rows[name].sample.audio: facts(bits) for name, bits in prints.items()}
     material = Material(manifests=manifests, facts=known)
-    assert [(found.id, found.what) for found in leaked_audio.find(material)] == [
+    assert [(found.id, found.what) for found in find_leaked_audio(material)] == [
         ("first", "sounds like test.csv line 4 (test)"),
         ("second", "sounds like test.csv line 4 (test)"),
     ]
-    assert [found.id for found in duplicate_audio.find(material)] == ["second"]
+    assert [found.id for found in find_duplicate_audio(material)] == ["second"]

@@ -3,7 +3,7 @@
 import pytest
 
 from whisper_tuner.data.checks import repair
-from whisper_tuner.data.checks.sound_description import described
+from whisper_tuner.data.checks.text import described_sound
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_what_can_be_repaired_in_part_only_is_found_and_left_alone():
 
 @pytest.mark.parametrize("text", ["[laughter] yes", "(music)", "beep sound", "*sighs*", "♪", "Beep.", "<noise>"])
 def test_notes_are_found(text):
-    assert described(text)
+    assert described_sound(text)
 
 
 @pytest.mark.parametrize("text", ["Music", "silence", "Turn the music off.", "(that is, mine)", "breathing", "a * b"])
 def test_what_may_be_said_is_not(text):
-    assert not described(text)
+    assert not described_sound(text)

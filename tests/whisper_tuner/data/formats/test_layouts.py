@@ -13,7 +13,7 @@ import pytest
 import soundfile
 
 from whisper_tuner.data.dataset import load_manifest
-from whisper_tuner.data.formats import LAYOUTS, parts_of
+from whisper_tuner.data.formats.layouts import LAYOUTS, parts_of
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.importing import import_source
 from whisper_tuner.data.siblings import doubtful, with_siblings

@@ -1,0 +1,181 @@
+"""Texts in another script or another language than the others, and words that mix two scripts."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+from whisper_tuner.data.checks.finding import Finding, Kind, Severity, check, of_row
+from whisper_tuner.data.checks.material import Material, words
+from whisper_tuner.languages import text_language
+
+LATIN, CYRILLIC, GREEK = "Latin", "Cyrillic", "Greek"
+HAN, KANA, HANGUL = "Han", "Kana", "Hangul"
+SYLLABIC = frozenset({HAN, KANA, HANGUL})
+_NAMES = {"CJK": HAN, "HIRAGANA": KANA, "KATAKANA": KANA, "KATAKANA-HIRAGANA": KANA, "IDEOGRAPHIC": HAN}
+_OF_LANGUAGES = {  # those that Whisper knows and that are not written in Latin letters alone
+    CYRILLIC: "ru uk be bg mk kk mn tg tt ba",
+    GREEK: "el",
+    HAN: "zh yue ja ko",
+    KANA: "ja",
+    HANGUL: "ko",
+    "Arabic": "ar fa ur ps sd",
+    "Hebrew": "he yi",
+    "Devanagari": "hi mr ne sa",
+    "Bengali": "bn as",
+    "Gurmukhi": "pa",
+    "Gujarati": "gu",
+    "Tamil": "ta",
+    "Telugu": "te",
+    "Kannada": "kn",
+    "Malayalam": "ml",
+    "Sinhala": "si",
+    "Thai": "th",
+    "Lao": "lo",
+    "Myanmar": "my",
+    "Khmer": "km",
+    "Tibetan": "bo",
+    "Georgian": "ka",
+    "Armenian": "hy",
+    "Ethiopic": "am",
+}
+_BOTH = {"sr": (CYRILLIC, LATIN), "uz": (CYRILLIC, LATIN), "az": (CYRILLIC, LATIN), "tk": (CYRILLIC, LATIN)}
+
+
+def scripts_of(language: str) -> frozenset[str]:
+    """Return the scripts of a language, given by its code; none for an empty code."""
+    if language in _BOTH:
+        return frozenset(_BOTH[language])
+    own = frozenset(script for script, languages in _OF_LANGUAGES.items() if language in languages.split())
+    return own or (frozenset({LATIN}) if language else frozenset())
+
+
+@lru_cache(maxsize=8192)
+def script(char: str) -> str:
+    """Return the script of a letter, '' for anything else."""
+    if not char.isalpha() or unicodedata.category(char) == "Lm" or char in "ªºµ":
+        return ""
+    name = unicodedata.name(char, "").split(" ")[0]
+    name = name.removeprefix("FULLWIDTH") or "Latin"
+    return _NAMES.get(name, name.capitalize())
+
+
+def letters_by_script(text: str) -> Counter[str]:
+    """Count the letters of each script."""
+    found = Counter(map(script, text))
+    del found[""]
+    return found
+
+
+def main_script(text: str) -> str:
+    """Return the script of most of its letters, '' if it has none."""
+    return max(found, key=found.get) if (found := letters_by_script(text)) else ""
+
+
+USUAL_SHARE = 0.05  # of a set's letters: a script with fewer is none that the set is written in
+FEWEST_FOREIGN = 2  # letters of the other script: a single one may be a sign, as in β or α
+MIXED = ({LATIN, CYRILLIC}, {LATIN, GREEK}, {CYRILLIC, GREEK})  # have letters that look the same
+
+WRONG_SCRIPT = Kind(
+    name="wrong script",
+    severity=Severity.WARNING,
+    means="Most of the text is in letters that neither the language nor the set has: another language, or nonsense.",
+    remedy="Correct the text or give the row its language. Remove the row if it is another language by mistake.",
+)
+LOOKALIKE = Kind(
+    name="look-alike letters",
+    severity=Severity.WARNING,
+    means="A word mixes scripts, as with a Cyrillic а among Latin letters. It looks right, but has other tokens.",
+    remedy="Type the word anew.",
+)
+
+
+@check(WRONG_SCRIPT, LOOKALIKE, place=15)
+def find_wrong_scripts(material: Material) -> Iterator[Finding]:
+    known = scripts_of(material.language) or _usual_scripts(material)
+    for row in material.spoken:
+        if not (found := letters_by_script(row.text)):
+            continue
+        expected = (scripts_of(row.sample.language) if row.sample.language else known) or known
+        foreign = {name: count for name, count in found.items() if name not in expected}
+        if len(found) > 1 and (mixed := _mixed(row.text)):
+            yield of_row(LOOKALIKE, row, f"'{mixed}' mixes {' and '.join(sorted(letters_by_script(mixed)))} letters")
+        elif sum(foreign.values()) >= max(FEWEST_FOREIGN, found.total() / 2):
+            share = 100 * sum(foreign.values()) / found.total()
+            what = f"{share:.0f} % of its letters are {', '.join(foreign)}, not {' or '.join(sorted(expected))}"
+            yield of_row(WRONG_SCRIPT, row, what, badness=share)
+
+
+def _usual_scripts(material: Material) -> frozenset[str]:
+    every: Counter[str] = Counter()
+    for row in material.spoken:
+        every.update(letters_by_script(row.text))
+    return frozenset(name for name, count in every.items() if count >= USUAL_SHARE * every.total())
+
+
+def _mixed(text: str) -> str:
+    return next((word for word in words(text) if any(pair <= set(letters_by_script(word)) for pair in MIXED)), "")
+
+
+# Words that no other of these languages has among its frequent ones are what decides; those of two count for both.
+COMMON = {
+    "en": "the and of to in is that it was for with as you this have are on not be at they from your will please what",
+    "fr": "le la les et de des du un une est que qui dans pour pas sur au avec ce il elle nous vous je ne cette être",
+    "de": "der die das und ist nicht ein eine mit den dem zu von auf für sich des im ich sie wir auch es wie bei noch",
+    "es": "el la los las y de que en un una es por con para no se del al lo como más pero su sus está muy yo",
+    "it": "il lo la gli e di che in un una è per non con del della si sono come più ma anche alla nel questo ho",
+    "pt": "o a os as e de que em um uma é por não com para do da no na se mais como mas ao está você isso",
+    "nl": "de het een en van is dat niet in op te zijn met voor die er aan maar ook als wordt bij naar heeft ik",
+    "pl": "i w na z się nie to że do jest jak po co tak ale o za od przez czy dla już tylko był jego są",
+    "sv": "och att det som en på är av för med den till inte har de om ett han men var jag sig från vi så",
+    "da": "og at det som en på er af for med den til ikke har de om et han men var jeg sig fra vi så",
+    "cs": "a se v na je že s z do o to i jako za by ale od po jsem tak pro při jsou nebo který jeho",
+    "tr": "ve bir bu da de için ile ne çok gibi daha var ben o kadar olarak sonra değil mi ama en olan ki",
+    "id": "yang dan di ini itu dengan untuk dari tidak ada pada akan saya ke dalam juga adalah karena oleh bisa",
+}
+_WORDS = {language: frozenset(text.split()) for language, text in COMMON.items()}
+_WORD = re.compile(r"[^\W\d_]+")
+FEWEST_COMMON = 4  # frequent words of the other language in one text, of which there are few
+COMMON_SHARE = 0.3  # of its words
+OWN_SHARE = 0.25  # of these, that may be of the set's own language as well: 'de' and 'la' are of several
+SURE = 1.5  # times as many as of the second: so a set's language is known
+
+WRONG_LANGUAGE = Kind(
+    name="wrong language",
+    severity=Severity.WARNING,
+    means="The text has the short words of another language than the set. The model learns to mix them up.",
+    remedy="Give the row its own language in a column `language`, or remove it. Names and titles are no fault.",
+)
+
+
+@check(WRONG_LANGUAGE, place=16)
+def find_wrong_languages(material: Material) -> Iterator[Finding]:
+    own = material.language if material.language in _WORDS else _usual_language(material)
+    if not own:
+        return
+    for row in material.spoken:
+        expected = text_language(row.sample.language or own, "transcribe") or own
+        said = [word.lower() for word in _WORD.findall(row.text)]
+        found = _words_by_language(said)
+        other, count = max(found.items(), key=lambda pair: pair[1], default=("", 0))
+        few = found[expected] <= OWN_SHARE * count
+        if other != expected and expected in _WORDS and count >= max(FEWEST_COMMON, COMMON_SHARE * len(said)) and few:
+            what = f"{count} of its {len(said)} words are frequent in '{other}', {found[expected]} in '{expected}'"
+            yield of_row(WRONG_LANGUAGE, row, what, badness=count / len(said))
+
+
+def _words_by_language(said: list[str]) -> Mapping[str, int]:
+    """Count how many of these words are frequent in each language."""
+    return Counter({language: sum(word in known for word in said) for language, known in _WORDS.items()})
+
+
+def _usual_language(material: Material) -> str:
+    """Guess the set's language by its own texts, '' where that is not clear."""
+    every: Counter[str] = Counter()
+    for row in material.spoken:
+        every.update(_words_by_language([word.lower() for word in _WORD.findall(row.text)]))
+    (first, most), (_, second) = every.most_common(2) if every else (("", 0), ("", 0))
+    return first if most >= FEWEST_COMMON and most > SURE * second else ""

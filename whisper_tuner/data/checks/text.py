@@ -1,0 +1,217 @@
+"""Texts that are no transcript, or that have characters which nobody says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from whisper_tuner.data.checks import repair
+from whisper_tuner.data.checks.finding import Finding, Kind, Severity, check, of_row
+from whisper_tuner.data.checks.material import Material, Row, words
+
+_EMPTY = (
+    "n/a n.a. #n/a #name? #ref! #value! nan null nil undefined unknown untitled placeholder todo tbd xxx "
+    "<unk> [unk] [null] (null) (none) <none> <null> <empty> (empty) [empty] -"
+)
+EMPTY = frozenset(_EMPTY.split())
+FILE = re.compile(r"[^\s]+\.(?:wav|mp3|m4a|flac|ogg|opus|aac|mp4|aiff?|wma|webm|txt)", re.IGNORECASE)
+
+PLACEHOLDER = Kind(
+    name="placeholder",
+    severity=Severity.ERROR,
+    means="The text is no transcript: N/A, null, punctuation alone, or the name of the file.",
+    remedy="Write what is said, or remove the row.",
+)
+
+
+@check(PLACEHOLDER, place=8)
+def find_placeholders(material: Material) -> Iterator[Finding]:
+    for row in material.spoken:
+        if why := _stands_for_nothing(row):
+            yield of_row(PLACEHOLDER, row, f"'{row.text[:60]}' is {why}")
+
+
+def _stands_for_nothing(row: Row) -> str:
+    text, stem = row.text.strip(), row.sample.audio.stem
+    if text.lower() in EMPTY:
+        return "no transcript"
+    if FILE.fullmatch(text) or (text in (stem, row.sample.audio.name, row.sample.id) and _is_made_up(text)):
+        return "the name of a file"
+    return "" if words(text) else "no word"
+
+
+def _is_made_up(name: str) -> bool:
+    """Tell names that nobody says, as clip_0012 and IMG-20, from files that are called by what is said in them."""
+    return any(char.isdigit() for char in name) and any(char in "-_" or char.isalpha() for char in name)
+
+
+SPECIAL = re.compile(r"<\|[^|<>]*\|>")
+
+LOST = Kind(
+    name="lost characters",
+    severity=Severity.WARNING,
+    means="The text has the sign � in place of a character that an earlier conversion has lost.",
+    remedy="Read the original again in its right encoding, or type the text anew.",
+)
+TOKENS = Kind(
+    name="special tokens",
+    severity=Severity.ERROR,
+    means="The text has tokens of Whisper's own, as `<|0.00|>`. The tokenizer takes them for commands, not for text.",
+    remedy="Remove them from the text. Times belong into the column timed_text.",
+)
+CHANGED = Kind(
+    name="changed by the tokenizer",
+    severity=Severity.WARNING,
+    means="The model's tokenizer does not give back what it is given: the model can never write this text.",
+    remedy="Replace the characters that are lost, or use the tokenizer that belongs to the model.",
+)
+
+
+@check(LOST, TOKENS, CHANGED, place=9)
+def find_lost_characters(material: Material) -> Iterator[Finding]:
+    for row in material.spoken:
+        if found := SPECIAL.search(row.text):
+            yield of_row(TOKENS, row, f"'{found[0]}'")
+        elif (at := row.text.find("\ufffd")) >= 0:
+            yield of_row(LOST, row, f"'{row.text[max(0, at - 15) : at + 15]}'")
+        elif material.read_back and (back := material.read_back(row.text)) != row.text:
+            yield of_row(CHANGED, row, f"it becomes: {back[:80]}")
+
+
+# English, French, German, Spanish, Italian, Portuguese, Dutch; each is a sound that somebody notes, not says.
+_SOUNDS = """
+applause beep beeps beeping breath breathing chime chirp chuckle chuckles clap clapping click clicking cough coughs
+coughing crosstalk crying dialtone ding dtmf footsteps giggle gasp hiss hum humming inaudible indistinct laugh laughs
+laughing laughter music musical noise noises overlap ringing ringtone sigh sighs silence sneeze sniff snore sound sounds
+static throat tone tones unintelligible whistle whistling
+applaudissements bip bips bruit bruits musique respiration rire rires soupir tonalité toux
+applaus gelächter geräusch geräusche husten lachen musik piepton rauschen räuspern seufzen stille unverständlich
+aplausos música pitido risa risas ruido silencio suspiro tos ininteligible
+applausi musica risata risate rumore silenzio sospiro tosse incomprensibile
+risos ruído silêncio suspiro barulho gelach geluid hoest muziek ruis stilte zucht
+"""
+_FILLERS = "a an the of and in background short long loud un une le la de du des ein der die das el los"
+# One word alone: these are hardly said on their own, as "music" or "silence" may be.
+_SURELY = "beep beeps bip piepton pitido inaudible unintelligible indistinct dtmf laughter"
+SOUNDS, FILLERS, SURELY = (frozenset(text.split()) for text in (_SOUNDS, _FILLERS, _SURELY))
+MOST_WORDS = 4  # in a text that is nothing but a description
+# [laughter], (coughs), *sighs*, <noise>, ♪. Round brackets may be part of a text: only with a word for a sound in them.
+BRACKETED = re.compile(
+    r"\[[^\]]*\]|【[^】]*】|\*[^*\s][^*]*\*|♪|♫|<(?:noise|unk|laugh|breath|sil|spn|music)[^>]*>", re.I
+)
+ROUND = re.compile(r"\(([^)]*)\)|（([^）]*)）")
+
+SOUND = Kind(
+    name="described sound",
+    severity=Severity.WARNING,
+    means="The text describes a sound, as [laughter] or 'beep', which nobody says. The model learns to write it.",
+    remedy="Write only what is said. If nobody speaks, remove the row, or use no_speech = train with an empty text.",
+)
+
+
+@check(SOUND, place=14)
+def find_described_sounds(material: Material) -> Iterator[Finding]:
+    for row in material.spoken:
+        if found := described_sound(row.text):
+            what = f"'{found[:60]}' is a note, or describes a sound"
+            yield of_row(SOUND, row, what, badness=len(found) / len(row.text))
+
+
+def described_sound(text: str) -> str:
+    """Return the part of a text that describes a sound, or ''."""
+    if found := BRACKETED.search(text):
+        return found[0]
+    if found := next((each for each in ROUND.finditer(text) if _names_sound(each[0])), None):
+        return found[0]
+    said = [word.lower() for word in words(text)]
+    is_note = (len(said) <= MOST_WORDS and len(said) > 1) or (len(said) == 1 and said[0] in SURELY)
+    return text if is_note and _names_sound(text) and set(said) <= SOUNDS | FILLERS else ""
+
+
+def _names_sound(text: str) -> bool:
+    return any(word.lower() in SOUNDS for word in words(text))
+
+
+MISREAD = Kind(
+    name="misread encoding",
+    severity=Severity.WARNING,
+    means="The text was UTF-8 and was read as something else: Ã© in place of é. The model learns to write it so.",
+    remedy="Read the file again as UTF-8. --fix repairs what is certain.",
+    repairs=True,
+)
+
+
+@check(MISREAD, place=17)
+def find_misread(material: Material) -> Iterator[Finding]:
+    for row in material.spoken:
+        if (better := repair.probably_decoded(row.text)) != row.text:
+            yield of_row(MISREAD, row, f"probably: {better[:80]}")
+
+
+MARKUP = Kind(
+    name="markup",
+    severity=Severity.WARNING,
+    means="The text has HTML in it, as `&amp;` or `<i>`, which nobody says.",
+    remedy="--fix replaces entities and removes tags.",
+    repairs=True,
+)
+
+
+@check(MARKUP, place=18)
+def find_markup(material: Material) -> Iterator[Finding]:
+    for row in material.spoken:
+        if found := repair.has_markup(row.text):
+            yield of_row(MARKUP, row, f"'{found}'")
+
+
+CONTROLS = Kind(
+    name="control characters",
+    severity=Severity.WARNING,
+    means="The text has characters that are not shown: control codes, soft hyphens, marks of direction.",
+    remedy="--fix removes them.",
+    repairs=True,
+)
+
+
+@check(CONTROLS, place=19)
+def find_controls(material: Material) -> Iterator[Finding]:
+    for row in material.spoken:
+        if (better := repair.without_controls(row.text)) != row.text:
+            hidden = sorted({f"U+{ord(char):04X}" for char in set(row.text) - set(better)})
+            yield of_row(CONTROLS, row, f"it has {', '.join(hidden)}")
+
+
+DECOMPOSED = Kind(
+    name="decomposed letters",
+    severity=Severity.WARNING,
+    means="Letters and accents are characters of their own (NFD, as in file names on a Mac): other tokens than usual.",
+    remedy="--fix composes them (NFC).",
+    repairs=True,
+)
+
+
+@check(DECOMPOSED, place=20)
+def find_decomposed(material: Material) -> Iterator[Finding]:
+    for row in material.spoken:
+        if not row.text.isascii() and (better := repair.composed(row.text)) != row.text:
+            pieces = sorted(set(row.text) - set(better))
+            yield of_row(DECOMPOSED, row, f"it has {', '.join(f'U+{ord(char):04X}' for char in pieces[:4])}")
+
+
+SPACE_NAMES = {"\n": "a line break", "\r": "a line break", "\t": "a tab"}
+
+SPACES = Kind(
+    name="odd whitespace",
+    severity=Severity.INFO,
+    means="The text has line breaks, tabs, several spaces in a row, or no-break spaces, which are tokens of their own.",
+    remedy="--fix makes a single space of each.",
+    repairs=True,
+)
+
+
+@check(SPACES, place=31)
+def find_odd_whitespace(material: Material) -> Iterator[Finding]:
+    for row in material.spoken:
+        if repair.single_spaced(row.text) != row.text:
+            odd = {SPACE_NAMES.get(char, f"U+{ord(char):04X}") for char in row.text if char.isspace() and char != " "}
+            yield of_row(SPACES, row, f"it has {' and '.join(sorted(odd)) or 'several spaces in a row'}")
