@@ -25,8 +25,9 @@ PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
 
 from benchmarks.results import current_commit, table, write_section  # noqa: E402
+from distributed.hosts.host_process import environment  # noqa: E402
 from distributed.launcher.evaluate import evaluate_run  # noqa: E402
-from distributed.plan.launch import Launch, environment  # noqa: E402
+from distributed.plan.launch import Launch  # noqa: E402
 from lab import Lab  # noqa: E402
 from whisper_tuner.data.dataset import load_manifest, write_manifest  # noqa: E402
 

@@ -152,8 +152,8 @@ def _public(version: str | None) -> str:
 class _HostSetup:
     def __init__(self, remote: Remote, pins: Pins, say: Say, progress: Progress):
         self.remote, self.pins, self.progress = remote, pins, progress
-        self.python = remote.expand(remote.host.python)
-        self.root = remote.expand(remote.host.project_path)
+        self.python = remote.python
+        self.root = remote.project
         self.say = lambda text: say(remote.name, text)
 
     def run(self) -> Environment:

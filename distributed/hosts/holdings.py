@@ -33,8 +33,8 @@ def holdings(remote: Remote, kinds: Sequence[str], *, remove: bool = False) -> d
 
     Raises HostError, also for a host that is at work, and for a project folder that no sync has made.
     """
-    root = remote.expand(remote.host.project_path)
-    environments = {f"{root}/.venv", str(PurePosixPath(remote.expand(remote.host.python)).parent.parent)}
+    root = remote.project
+    environments = {f"{root}/.venv", str(PurePosixPath(remote.python).parent.parent)}
     about = {"kinds": list(KINDS.items()), "environments": sorted(environments), "made_by": MADE_BY}
     found = agent_call(remote, "holdings", root=root, unwanted=list(kinds) if remove else [], **about)
     if found["checkout"]:

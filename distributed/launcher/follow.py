@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from distributed.hosts.host_process import environment
 from distributed.hosts.paths import PROJECT
-from distributed.plan.launch import environment
 from distributed.run_dir.folder import is_running
 from distributed.run_dir.log import read_events
 from distributed.run_dir.run_view import PREPARING, RunView

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 from urllib.parse import quote
 
+from distributed.hosts.host_process import HostProcess
 from distributed.hosts.paths import PROJECT
-from distributed.plan.launch import Rank, environment
+from distributed.plan.launch import Rank
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, Rendezvous, RunSpec
 from distributed.ssh.machine import LocalMachine, LocalProcess
 from whisper_tuner.errors import HostError
@@ -93,9 +93,7 @@ class LocalSpawner:
         if self._process:
             self._process.kill()
         spec = dataclasses.replace(self._spec, resume=self._spec.resume or again)
-        command = [sys.executable, "-m", WORKER, spec.run_id]
-        self._process = LocalMachine(self.name).start(command, env=environment(PROJECT), cwd=str(PROJECT))
-        self._process.write(spec.to_json().encode() + b"\n")
+        self._process = HostProcess(LocalMachine(self.name), WORKER, spec.run_id, request=spec.to_json()).process
         return self._process
 
     def reconnect(self) -> bool:

@@ -71,6 +71,16 @@ class Remote:
             return str(PurePosixPath(self.home, path[2:]))
         return path
 
+    @property
+    def python(self) -> str:
+        """The interpreter that trains there."""
+        return self.expand(self.host.python)
+
+    @property
+    def project(self) -> str:
+        """The project folder there."""
+        return self.expand(self.host.project_path)
+
     def run(
         self,
         command: Sequence[str],

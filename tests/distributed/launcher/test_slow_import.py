@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from small_run import folder, job, run_dir
 
+from distributed.hosts.host_process import environment
 from distributed.launcher import spawner
 from distributed.launcher.main import Launcher
-from distributed.plan.launch import environment
 from distributed.plan.prepare import prepare_run
 from distributed.run_dir.log import read_events
 from whisper_tuner.errors import ExitStatus
