@@ -9,11 +9,8 @@ from pathlib import Path
 
 from distributed.control.messages import split_line
 from distributed.ssh.machine import LocalMachine, Machine
-from whisper_tuner.errors import HostError
 
 from .paths import PROJECT
-
-SHOWN = 300  # the most of its last words
 
 
 def environment(project: str | Path) -> dict[str, str]:
@@ -44,13 +41,12 @@ class HostProcess:
     Starting it and writing to it raise HostError. Any thread may write; one thread hears.
     """
 
-    def __init__(self, machine: Machine, module: str, *arguments: str, request: str, title: str = "its process"):
-        """title: what messages call it."""
+    def __init__(self, machine: Machine, module: str, *arguments: str, request: str):
         if isinstance(machine, LocalMachine):
             python, project = sys.executable, str(PROJECT)
         else:
             python, project = machine.python, machine.project
-        self.name, self.last_words, self._title = machine.name, "", title
+        self.last_words = ""
         self.process = machine.start([python, "-m", module, *arguments], env=environment(project), cwd=project)
         self._writing, self._events = threading.Lock(), self._listen()
         self.write(request)
@@ -63,16 +59,6 @@ class HostProcess:
     def events(self) -> Iterator[dict]:
         """Yield what it tells, from where this was left the last time, until it has ended."""
         return self._events
-
-    def next(self, kind: str) -> dict:
-        """Wait for its next event of this type. Raises HostError for an event `failed`, and if it ends before."""
-        for event in self._events:
-            if event["type"] == "failed":
-                raise HostError(self.name, str(event.get("message")))
-            if event["type"] == kind:
-                return event
-        said = f": {self.last_words[-SHOWN:]}" if self.last_words else ""
-        raise HostError(self.name, f"{self._title} has ended{said}")
 
     def _listen(self) -> Iterator[dict]:
         for line in self.process.lines():

@@ -62,11 +62,6 @@ class HashedFile:
 class Unreadable(DataError):
     """A local file that cannot be read."""
 
-    def __init__(self, item: SyncItem, error: OSError):
-        remedy = "Check its permissions, and whether it was moved."
-        super().__init__(f"{item.local}: cannot be read: {error.strerror}", remedy=remedy)
-        self.name = item.remote
-
 
 def no_progress(host: str, done: int, total: int | None, file: str) -> None:
     """The progress callback that shows nothing."""
@@ -182,8 +177,13 @@ def _hashed(item: SyncItem, known: dict[str, list]) -> HashedFile:
                     digest = hashlib.file_digest(stream, "sha256").hexdigest()
                 known[str(path)] = [stat.st_size, stat.st_mtime_ns, digest]
     except OSError as error:
-        raise Unreadable(item, error) from error
+        raise unreadable(item, error) from error
     return HashedFile(item=item, size=stat.st_size, sha256=digest)
+
+
+def unreadable(item: SyncItem, error: OSError) -> Unreadable:
+    remedy = "Check its permissions, and whether it was moved."
+    return Unreadable(f"{item.local}: cannot be read: {error.strerror}", remedy=remedy)
 
 
 class _HostSync:
@@ -222,14 +222,14 @@ class _HostSync:
         )
 
     def attempt(self) -> list[str]:
-        """Send what the host lacks, also if a file that need not come turns out to be unreadable on the way."""
+        """Send what the host lacks, without files that need not come and turn out to be unreadable on the way."""
         while True:
+            before = self.files
             try:
                 return self.send(self.check())
-            except Unreadable as error:
-                if error.name not in self.may_lack:
+            except Unreadable:
+                if self.files is before:
                     raise
-                self.files = [file for file in self.files if file.item.remote != error.name]
 
     def check(self) -> dict:
         wanted = [[file.item.remote, file.size, file.sha256, file.item.refuse_foreign] for file in self.files]
@@ -276,10 +276,15 @@ class _HostSync:
     def contents(self, parts: Sequence[tuple[HashedFile, int]]) -> Iterator[bytes]:
         for file, have in parts:
             self.progress(self.remote.name, self.done, self.total, file.item.remote)
-            for block in blocks(file, have):
-                yield block
-                self.done += len(block)
-                self.progress(self.remote.name, self.done, self.total, file.item.remote)
+            try:
+                for block in blocks(file, have):
+                    yield block
+                    self.done += len(block)
+                    self.progress(self.remote.name, self.done, self.total, file.item.remote)
+            except Unreadable:
+                if file.item.remote in self.may_lack:
+                    self.files = [other for other in self.files if other is not file]
+                raise
 
 
 def blocks(file: HashedFile, start: int) -> Iterator[bytes]:
@@ -291,4 +296,4 @@ def blocks(file: HashedFile, start: int) -> Iterator[bytes]:
                 size = min(left, BLOCK)
                 yield stream.read(size).ljust(size, b"\0")
     except OSError as error:
-        raise Unreadable(file.item, error) from error
+        raise unreadable(file.item, error) from error

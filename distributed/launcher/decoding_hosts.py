@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,36 +44,30 @@ class HostDecoder:
 
 
 class DecodingHosts:
-    """A thread for each host, which takes groups from the Dealer of `deal` until `close`.
+    """A thread for each host, which takes groups from one dealer after the other, until `close`.
 
-    A host that fails is told once, by `warn`, and left out from then on: others transcribe its clips.
-    devices: the kinds of those that have transcribed anything.
+    dealers: by the model's name. A host that fails is told once, by `warn`, and left out from then on: others
+    transcribe its clips. devices: the kinds of those that have transcribed anything.
     """
 
-    def __init__(self, hosts: Sequence[HostDecoder], warn: Callable[[str, str], None]):
+    def __init__(self, hosts: Sequence[HostDecoder], dealers: Mapping[str, Dealer], warn: Callable[[str, str], None]):
         self.devices: set[str] = set()
-        self._warn, self._dealers, self._closed = warn, [], False
+        self._warn, self._dealers, self._closed = warn, dealers, False
         self._hosts = [_Host(decoding) for decoding in hosts]
         for host in self._hosts:
             threading.Thread(target=self._work, args=(host,), daemon=True).start()
 
-    def deal(self, model: str, dealer: Dealer) -> None:
-        """Let the hosts take from this one too, after those before."""
-        self._dealers.append(dealer)
-        for host in self._hosts:
-            host.deals.put((model, dealer))
-
     def close(self) -> None:
         self._closed = True
-        for dealer in self._dealers:
+        for dealer in self._dealers.values():
             dealer.close()
         side_by_side([host.close for host in self._hosts], LEAVE_S)
 
     def _work(self, host: _Host) -> None:
         try:
             host.start()
-            while not self._closed:
-                self._transcribe(host, *host.deals.get())
+            for model, dealer in self._dealers.items():
+                self._transcribe(host, model, dealer)
         except TunerError as error:
             if not self._closed:
                 self._warn(host.name, f"transcribes no more clips: {error}")
@@ -99,7 +92,6 @@ class _Host:
 
     def __init__(self, decoding: HostDecoder):
         self.name, self.device = decoding.name, ""
-        self.deals: queue.SimpleQueue[tuple[str, Dealer]] = queue.SimpleQueue()
         self._decoding, self._to_send = decoding, dict(decoding.models)
         self._remote: Remote | None = None
         self._decoder: HostProcess | None = None
@@ -110,10 +102,9 @@ class _Host:
         if self._closed.is_set():
             self._remote.close()
         self._send(self._decoding.code)
-        spec = self._decoding.spec.to_json()
-        self._decoder = HostProcess(self._remote, DECODER, request=spec, title="its decoder")
+        self._decoder = HostProcess(self._remote, DECODER, request=self._decoding.spec.to_json())
         threading.Thread(target=self._beat, daemon=True).start()
-        self.device = str(self._decoder.next("ready").get("device"))
+        self.device = str(self._next("ready").get("device"))
 
     def hears(self, model: str, group: Sequence[int]) -> list[Transcript]:
         if model in self._to_send:
@@ -122,10 +113,19 @@ class _Host:
         names = [item.remote for item in items]
         self._send(items, may_lack=names)  # of a clip that cannot be read here, the host says that it lacks it
         self._decoder.write(json.dumps({"model": model, "clips": names}))
-        texts = self._decoder.next("texts").get("texts")
+        texts = self._next("texts").get("texts")
         if not isinstance(texts, list) or len(texts) != len(group):
             raise HostError(self.name, f"its decoder answers with no texts for {len(group)} clips")
         return [_transcript(text, self.name) for text in texts]
+
+    def _next(self, kind: str) -> dict:
+        for event in self._decoder.events():
+            if event["type"] == "failed":
+                raise HostError(self.name, str(event.get("message")))
+            if event["type"] == kind:
+                return event
+        said = self._decoder.last_words[-300:]
+        raise HostError(self.name, f"its decoder has ended{f': {said}' if said else ''}")
 
     def _send(self, items: Sequence[SyncItem], may_lack: Sequence[str] = ()) -> None:
         def go_on(*_progress) -> None:

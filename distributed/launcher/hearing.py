@@ -98,9 +98,7 @@ class Hearing:
             return
         left = sum(len(self._samples) - dealer.done for dealer in self._dealers.values())
         if seconds_of_a_clip * left > self._worth_s:
-            self._hosts = DecodingHosts(self._helpers, self._warn)
-            for model, dealer in self._dealers.items():
-                self._hosts.deal(model, dealer)
+            self._hosts = DecodingHosts(self._helpers, self._dealers, self._warn)
 
 
 @dataclass(frozen=True, kw_only=True)
