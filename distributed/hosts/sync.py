@@ -40,7 +40,7 @@ Progress = Callable[[str, int, int | None, str], None]  # host, bytes done, byte
 
 @dataclass(frozen=True, kw_only=True)
 class SyncReport:
-    """What one host needed. unread: names of files that could not be read here, and need not come."""
+    """The work of a sync for one host. unread: names of files that could not be read here, and need not come."""
 
     host: str
     files: int
@@ -92,7 +92,7 @@ def sync(
 
 
 def this_master() -> list[str]:
-    """The id of this checkout and the name of this machine, by which hosts know whom they work for."""
+    """Return the id of this checkout and the name of this machine, by which hosts know whom they work for."""
     number = str(PROJECT)  # where nothing can be written
     with contextlib.suppress(OSError):
         if not MASTER.exists():
@@ -109,7 +109,7 @@ def taken(host: str, master: str, folder: str) -> HostError:
 
 
 def lacking(remotes: Iterable[Remote], items_by_host: Mapping[str, Sequence[SyncItem]]) -> dict[str, tuple[int, int]]:
-    """Files and bytes that `sync` would send to each host. Nothing is changed there. Raises as `sync` does."""
+    """Count the files and bytes that `sync` would send to each host, and change nothing. Raises as `sync` does."""
     remotes = list(remotes)
     files = {remote.name: hashed_files(checked(items_by_host[remote.name]), INDEX) for remote in remotes}
 
@@ -123,7 +123,7 @@ def lacking(remotes: Iterable[Remote], items_by_host: Mapping[str, Sequence[Sync
 
 
 def distinct(files: Sequence[HashedFile], missing: Sequence[tuple[int, int]]) -> list[tuple[HashedFile, int]]:
-    """Each content once, the smallest first, with the bytes of it that arrived earlier. missing: as the host says."""
+    """Take each content once, the smallest first, with the bytes that arrived earlier. missing: as the host says."""
     parts = {files[position].sha256: (files[position], have) for position, have in missing}
     return sorted(parts.values(), key=lambda part: part[0].size)
 
@@ -288,7 +288,7 @@ class _HostSync:
 
 
 def blocks(file: HashedFile, start: int) -> Iterator[bytes]:
-    """As many bytes as it had when it was hashed. If it has changed since, the host refuses it."""
+    """Read as many bytes as the file had when it was hashed. If it has changed since, the host refuses it."""
     try:
         with file.item.local.open("rb") as stream:
             stream.seek(start)

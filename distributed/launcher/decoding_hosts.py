@@ -28,7 +28,7 @@ LEAVE_S = 4.0  # for the end of all hosts' decoders
 
 @dataclass(frozen=True, kw_only=True)
 class HostDecoder:
-    """What one host is to do. clips: those of the dealers, by place.
+    """The task of one host. clips: those of the dealers, by place.
 
     code: sent before its process starts. models: by name, what is sent before it is used first. temporary: folders
     that are removed at the end.

@@ -18,6 +18,7 @@ from distributed.plan.launch import Rank
 from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
 from distributed.ssh.connection import Remote
 from distributed.ssh.machine import MOST_BYTES, Machine
+from distributed.ssh.process import if_late
 from whisper_tuner.errors import HostError, RunError
 from whisper_tuner.files import atomic_folder
 from whisper_tuner.paths import below
@@ -48,18 +49,20 @@ class HostSpawner:
 
     @property
     def own_address(self) -> str | None:
-        """See Spawner."""
         remote = self._remote
         return remote.local_address if remote else None
 
     def start(self, *, again: bool) -> WorkerLink:
-        """See Spawner. A worker that is still there, frozen or cut off, is killed first."""
+        """Do as Spawner says. A worker that is still there, frozen or cut off, is killed first."""
         link = WorkerLink(self.name)
         with contextlib.ExitStack() as on_error:
             connect_timeout = self._timeouts.connect_timeout_s if again else None
             remote = on_error.enter_context(Remote.connect(self.host, connect_timeout=connect_timeout))
-            if again:
-                self._send_what_is_gone(remote)
+            if again:  # files that have changed or are gone; code stays as it was
+                with contextlib.suppress(RunError):  # started with --no-sync
+                    items = load_items(self._run_dir)[self.host.address]
+                    # A clip that is gone here need not be gone there: it keeps no host away.
+                    sync([remote], {self.host.address: items}, may_lack=load_audio(self._run_dir))
             spec = dataclasses.replace(self._spec, resume=self._spec.resume or again)
             link.write(spec.to_json().encode() + b"\n")
             command = [remote.python, "-m", WORKER, spec.run_id]
@@ -70,7 +73,6 @@ class HostSpawner:
         return link
 
     def reconnect(self) -> bool:
-        """See Spawner."""
         with self._lock:
             link = self._link
         with contextlib.ExitStack() as unused:
@@ -90,7 +92,13 @@ class HostSpawner:
 
         False if nobody is there. After so many seconds the connection is closed. Raises NoAnswer, HostError.
         """
-        with _closed_after(seconds, remote) as expired:
+        expired = threading.Event()
+
+        def expire() -> None:
+            expired.set()
+            remote.close()
+
+        with if_late(seconds, expire):
             try:
                 relay = HostProcess(remote, RELAY, self._socket, request=json.dumps(command))
                 is_there = link.connect(relay.process)
@@ -111,8 +119,6 @@ class HostSpawner:
             before.close()
 
     def send(self, files: Sequence[str], wanted: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:
-        """See Spawner; each file is usable at once."""
-
         def go_on(*_progress) -> None:
             if not wanted():
                 raise HostError(self.name, "nobody waits for its audio any more")
@@ -125,12 +131,11 @@ class HostSpawner:
                 yield len(names), [name for name in names if name in report.unread or name not in known]
 
     def fetch(self, folder: str) -> None:
-        """See Spawner."""
         remote = self._connection()
         fetch_folder(remote, f"{remote.project}/{self._spec.run_dir}/{self._spec.final}", self._run_dir / folder)
 
     def leave(self, *, finished: bool) -> None:
-        with contextlib.suppress(HostError, RunError), self._connection() as remote, _closed_after(LEAVE_S, remote):
+        with contextlib.suppress(HostError, RunError), self._connection() as remote, if_late(LEAVE_S, remote.close):
             remote.run(drop_own(self._spec, finished=finished), cwd=remote.project)
 
     def _connection(self) -> Remote:
@@ -141,33 +146,8 @@ class HostSpawner:
 
     @property
     def _socket(self) -> str:
-        """Where its supervisor listens: in the project, where a worker runs."""
+        """The path at which its supervisor listens: in the project, where a worker runs."""
         return f"{self._spec.run_dir}/{CHECKPOINTS}/{self.rank}.sock"
-
-    def _send_what_is_gone(self, remote: Remote) -> None:
-        """The host's files, where they changed. Code stays as it was."""
-        with contextlib.suppress(RunError):  # started with --no-sync
-            items = load_items(self._run_dir)[self.host.address]
-            # A clip that is gone here need not be gone there: it keeps no host away.
-            sync([remote], {self.host.address: items}, may_lack=load_audio(self._run_dir))
-
-
-@contextlib.contextmanager
-def _closed_after(seconds: float, remote: Remote) -> Iterator[threading.Event]:
-    """Close the connection if this takes longer, so that whatever waits for the host fails. Yields whether it did."""
-    expired = threading.Event()
-
-    def expire() -> None:
-        expired.set()
-        remote.close()
-
-    too_long = threading.Timer(seconds, expire)
-    too_long.daemon = True  # a try that nobody waits for any more does not keep the launcher
-    too_long.start()
-    try:
-        yield expired
-    finally:
-        too_long.cancel()
 
 
 def _groups(files: Sequence[str], known: Mapping[str, SyncItem]) -> Iterator[list[str]]:

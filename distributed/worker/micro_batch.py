@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
@@ -41,12 +41,12 @@ SPARE = 80_000_000  # bytes: for clips that are read ahead, and for the heap's g
 
 
 class TooLittleMemory(RunError):
-    """Not even one clip fits."""
+    """The memory does not hold even one clip."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What a worker may hold of a device's memory: `bytes`, one of `workers` equal parts of what is available now.
+    """The memory of a device that a worker may hold: `bytes`, one of `workers` equal parts of what is available now.
 
     most: of all that there is. What other programs hold they can give back, so only what does not fit into this does
     not fit.
@@ -148,17 +148,15 @@ def fit_into_memory(
     began = time.perf_counter()
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     later = _later(share.device, trained, more_bytes)
-
-    def trial_of(longest: tuple[int, int]) -> Trial:
-        return Trial(model=model, batches=train, longest=longest, share=share, precision=precision)
-
-    if (full := train.full_clip()) and trial_of(full).clips_in(share.bytes - later, 0)[0] < 1:
+    trial = Trial(model=model, batches=train, longest=train.longest(), share=share, precision=precision)
+    if (full := train.full_clip()) and replace(trial, longest=full).clips_in(share.bytes - later, 0)[0] < 1:
         train.crop_all()
+        trial = replace(trial, longest=train.longest())
         events({"type": "warning", "what": f"{NO_FULL_CLIP} ({size(share.bytes)}{share.among()})"})
-    longest = train.longest()
+    longest = trial.longest
     clip_s, whole = train.seconds(longest[0]), train.at_once(*longest)
     kept = trained * FLOAT if whole > 1 else 0  # gradients, from one part of a batch to the next
-    at_once, needs = trial_of(longest).clips_in(share.bytes - later, kept)
+    at_once, needs = trial.clips_in(share.bytes - later, kept)
     later += kept if at_once < whole else 0
     if at_once < 1:
         if model.checkpoint_gradients():

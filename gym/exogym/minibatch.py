@@ -32,7 +32,7 @@ LATER_BYTES = {"cpu": 40, "mps": 40, "cuda": 16}
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What this rank may take of a device's memory: `most` bytes, of what device.memory_in_use counts.
+    """The part of a device's memory that this rank may take: `most` bytes, of what device.memory_in_use counts.
 
     told: how much that is, and of what.
     """
