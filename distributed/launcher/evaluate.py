@@ -5,17 +5,16 @@ Where that would take long, the hosts of the run transcribe clips beside this ma
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
-from transformers import WhisperProcessor
 
 from distributed.hosts.code import SyncItem, folder_items
 from distributed.hosts.paths import STORE
@@ -25,10 +24,11 @@ from distributed.plan.prepare import audio_items
 from distributed.plan.run_spec import RunSpec
 from exogym import device as devices
 from whisper_tuner.data.check import check_manifest
+from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import RunError
-from whisper_tuner.eval.evaluation import FALLBACK, Evaluation, Transcript, compared, generation_settings, transcribe
+from whisper_tuner.eval.evaluation import Evaluation, compared, generation_settings
 from whisper_tuner.eval.predictions import PREDICTIONS, write_predictions
 from whisper_tuner.eval.text_cache import TEXTS, Decoding, TextCache
 from whisper_tuner.export.final import load_model
@@ -62,47 +62,66 @@ def evaluate_run(
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
     no_speech, store = profile.no_speech == "train", Path(spec.cache_dir).parent
-    reading = Reading.of(profile)
+    reading, figures = Reading.of(profile), {}
     manifest = check_manifest(test, profile.max_duration_s, store, no_speech=no_speech, reading=reading, kind="test")
-    device = devices.choose(spec.wanted_device)
+    with closing(_evaluations(spec, manifest, events, helpers, worth_s)) as evaluations:
+        for when, result, counts in evaluations:
+            for problem in result.problems:
+                events({"type": "problem", "what": str(problem)})
+            write_predictions(folder / "evaluation" / test.stem / NAMES[when] / PREDICTIONS, result.rows)
+            figures[when] = summary(result)
+            by_machine = {"clips_of": counts} if len(counts) > 1 else {}
+            events({"type": "evaluation", "when": when, **figures[when], "cached": result.cached, **by_machine})
+    write_atomically(folder / "wer.json", json.dumps(figures, indent=2) + "\n")
+
+
+def _evaluations(
+    spec: RunSpec, manifest: Manifest, events: Callable[[dict], None], helpers: Sequence[Rank], worth_s: float
+) -> Generator[tuple[str, Evaluation, dict[str, int]], None, None]:
+    """Yield (when, Evaluation, how many clips each machine has transcribed) of each model."""
+
+    def warn(what: str, **about: str) -> None:
+        events({"type": "warning", **about, "what": what})
+
+    def tell_progress(when: str, done: int, total: int) -> None:
+        events({"type": "evaluating", "model": when, "done": done, "total": total})
+
+    profile, final, device = spec.profile, Path(spec.run_dir) / "final", devices.choose(spec.wanted_device)
     texts = TextCache(Path(spec.cache_dir) / TEXTS)
     decoding = Decoding(device=device.type, language=profile.language or None, task=profile.task)
-    paths = {BEFORE: profile.base_model, AFTER: str(folder / "final")}
+    paths = {BEFORE: profile.base_model, AFTER: str(final)}
     keys = {when: texts.key(path, manifest.samples, decoding) for when, path in paths.items()}
     known = {when: result for when, key in keys.items() if (result := texts.read(key, manifest.samples))}
-    at_once = profile.batch_size if device.type == "cuda" else min(profile.batch_size, WINDOWS_AT_ONCE)
-    clips = audio_items("test", manifest)
-    one_each = {rank.host.address: rank for rank in reversed(helpers)}
-    hearing = Hearing(
+    here = DecodeSpec(
+        before=profile.base_model,
+        language=decoding.language,
+        task=decoding.task,
+        batch_size=profile.batch_size if device.type == "cuda" else min(profile.batch_size, WINDOWS_AT_ONCE),
+    )
+    clips, one_each = audio_items("test", manifest), {rank.host.address: rank for rank in reversed(helpers)}
+    with Hearing(
         manifest.samples,
         [when for when in paths if when not in known],
-        [_decoder(rank, clips, folder / "final") for rank in one_each.values()],
+        here,
+        [_decoder(rank, here, clips, final) for rank in one_each.values()],
         name=spec.name,
-        at_once=at_once,
         is_cpu=device.type == "cpu",
-        warn=lambda host, what: events({"type": "warning", "host": host, "what": what}),
+        warn=lambda host, what: warn(what, host=host),
         worth_s=worth_s,
-    )
-    figures, base = {}, None
-    with hearing:
+    ) as hearing:
+        base = None
         for when, path in paths.items():
             if not (result := known.get(when)):
                 model, processor = load_model(path, base)
                 base, began = model.to(device), time.perf_counter()  # an adapter is added to the base
-                listen = _listener(spec, base, processor, at_once, events)
+                features = FeatureStore(Path(spec.cache_dir) / "features", processor.feature_extractor, warn=warn)
                 with _out_of_memory_told():
-                    transcripts = hearing.transcripts(when, listen, partial(_tell_progress, events, when))
+                    transcripts = hearing.transcripts(when, base, processor, partial(tell_progress, when), features)
                 _, written = generation_settings(whisper_of(base), decoding.language, decoding.task)
                 result = compared(manifest.samples, transcripts, written, time.perf_counter() - began)
                 if hearing.devices <= {device.type}:
                     texts.write(keys[when], result)
-            for problem in result.problems:
-                events({"type": "problem", "what": str(problem)})
-            write_predictions(folder / "evaluation" / test.stem / NAMES[when] / PREDICTIONS, result.rows)
-            figures[when], counts = summary(result), hearing.counts(when)
-            by_machine = {"clips_of": counts} if len(counts) > 1 else {}
-            events({"type": "evaluation", "when": when, **figures[when], "cached": result.cached, **by_machine})
-    write_atomically(folder / "wer.json", json.dumps(figures, indent=2) + "\n")
+            yield when, result, hearing.counts(when)
 
 
 def _one_at_a_time(events: Callable[[dict], None]) -> Callable[[dict], None]:
@@ -116,41 +135,16 @@ def _one_at_a_time(events: Callable[[dict], None]) -> Callable[[dict], None]:
     return tell
 
 
-def _tell_progress(events: Callable[[dict], None], when: str, done: int, total: int) -> None:
-    events({"type": "evaluating", "model": when, "done": done, "total": total})
-
-
-def _listener(
-    spec: RunSpec, model: nn.Module, processor: WhisperProcessor, at_once: int, events: Callable[[dict], None]
-) -> Callable[..., list[Transcript]]:
-    """Return what this machine does with a group of clips: listen(paths, progress=...)."""
-    return partial(
-        transcribe,
-        model,
-        processor,
-        language=spec.profile.language or None,
-        task=spec.profile.task,
-        temperatures=FALLBACK,
-        batch_size=at_once,
-        features=FeatureStore(
-            Path(spec.cache_dir) / "features",
-            processor.feature_extractor,
-            warn=lambda what: events({"type": "warning", "what": what}),
-        ),
-    )
-
-
-def _decoder(rank: Rank, clips: Sequence[SyncItem], final: Path) -> HostDecoder:
+def _decoder(rank: Rank, here: DecodeSpec, clips: Sequence[SyncItem], final: Path) -> HostDecoder:
     """Describe what a host of the run is to do, which has the base model; the trained one is removed afterwards."""
     spec, profile = rank.spec, rank.spec.profile
     tuned = f"{STORE}/evaluated/{spec.run_id}"
-    asked = DecodeSpec(
+    asked = dataclasses.replace(
+        here,
         before=str(profile.base_model),
         after=tuned,
         cache_dir=spec.cache_dir,
         device=spec.wanted_device,
-        language=profile.language or None,
-        task=profile.task,
         batch_size=profile.batch_size,
         num_threads=profile.num_threads,
     )

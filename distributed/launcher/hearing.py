@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
@@ -21,7 +20,8 @@ from distributed.plan.decode_spec import AFTER, BEFORE, DecodeSpec
 from distributed.plan.prepare import audio_items, model_on_hosts
 from distributed.ssh.host import Host
 from whisper_tuner.data.dataset import Manifest, Sample
-from whisper_tuner.eval.evaluation import GREEDY, Transcript, transcribe
+from whisper_tuner.data.feature_store import FeatureStore
+from whisper_tuner.eval.evaluation import Transcript
 from whisper_tuner.export.final import base_of
 from whisper_tuner.hub import is_adapter, model_folder
 
@@ -35,25 +35,27 @@ HERE = "this machine"
 class Hearing:
     """The transcripts of `samples` by each of `models`, a name that HostDecoder knows. Left, it ends what hosts do.
 
-    name: of this machine; at_once: the most clips of a group; helpers: asked once more than `worth_s` seconds are left
-    to do for this machine alone; warn(host, what): told once of a host that cannot go on.
+    spec: how this machine, called `name`, transcribes; a group has at most its batch_size clips. helpers: asked once
+    more than `worth_s` seconds are left to do for this machine alone. warn(host, what): told once of a host that cannot
+    go on.
     """
 
     def __init__(
         self,
         samples: Sequence[Sample],
         models: Sequence[str],
+        spec: DecodeSpec,
         helpers: Sequence[HostDecoder],
         *,
         name: str,
-        at_once: int,
         is_cpu: bool,
         warn: Callable[[str, str], None],
         worth_s: float = WORTH_S,
     ):
-        self._samples, self._helpers, self._warn, self._name, self._worth_s = samples, helpers, warn, name, worth_s
+        self._samples, self._spec, self._helpers = samples, spec, helpers
+        self._name, self._warn, self._worth_s = name, warn, worth_s
         longest_first = sorted(range(len(samples)), key=lambda place: -samples[place].duration_s)
-        groups = [*in_groups(longest_first, at_once, 1 + len(helpers), one_by_one=is_cpu)]
+        groups = [*in_groups(longest_first, spec.batch_size, 1 + len(helpers), one_by_one=is_cpu)]
         self._dealers = {model: Dealer(groups) for model in models}
         self._hosts: DecodingHosts | None = None
 
@@ -74,17 +76,22 @@ class Hearing:
         return self._dealers[model].counts if model in self._dealers else {}
 
     def transcripts(
-        self, model: str, listen: Callable[..., list[Transcript]], progress: Callable[[int, int], None]
+        self,
+        name: str,
+        model: nn.Module,
+        processor: WhisperProcessor,
+        progress: Callable[[int, int], None],
+        features: FeatureStore | None = None,
     ) -> list[Transcript]:
-        """Return one Transcript for each sample, in their order.
-
-        listen(paths, progress=...): what this machine does with a group, see `transcribe`. progress(done, total).
-        """
-        dealer, began, total = self._dealers[model], time.monotonic(), len(self._samples)
+        """Return one Transcript for each sample, in their order. name: that of the model. progress(done, total)."""
+        dealer, began, total = self._dealers[name], time.monotonic(), len(self._samples)
         while (group := dealer.take_here()) is not None:
             group_began = time.monotonic()
-            heard = listen(
+            heard = self._spec.transcribe(
+                model,
+                processor,
                 [self._samples[place].audio for place in group],
+                features=features,
                 progress=lambda done, _: progress(min(dealer.done + done, total), total),
             )
             dealer.heard_here(group, heard, self._name, group_began)
@@ -131,60 +138,46 @@ def hear_together(
     worth_s: float = WORTH_S,
 ) -> HeardTogether:
     """Transcribe the clips of several manifests with one model, greedily. See Hearing."""
-    model = AFTER if is_adapter(listening.name) else BEFORE
+    which = AFTER if is_adapter(listening.name) else BEFORE
+    spec = DecodeSpec(
+        before=listening.name, language=listening.language, task=listening.task, greedy=True, batch_size=BATCH_SIZE
+    )
     with Hearing(
         [sample for manifest in manifests.values() for sample in manifest.samples],
-        [model],
-        _decoders(listening, model, manifests, hosts) if hosts else [],
+        [which],
+        spec,
+        _decoders(listening.name, spec, manifests, hosts) if hosts else [],
         name=HERE,
-        at_once=BATCH_SIZE,
         is_cpu=next(listening.model.parameters()).device.type == "cpu",
         warn=warn,
         worth_s=worth_s,
     ) as hearing:
-        listen = partial(
-            transcribe,
-            listening.model,
-            listening.processor,
-            language=listening.language,
-            task=listening.task,
-            temperatures=GREEDY,
-            batch_size=BATCH_SIZE,
-        )
-        in_order = iter(hearing.transcripts(model, listen, progress))
+        in_order = iter(hearing.transcripts(which, listening.model, listening.processor, progress))
         transcripts = {kind: [next(in_order) for _ in manifest.samples] for kind, manifest in manifests.items()}
-    return HeardTogether(transcripts=transcripts, devices=hearing.devices, counts=dict(hearing.counts(model)))
+    return HeardTogether(transcripts=transcripts, devices=hearing.devices, counts=dict(hearing.counts(which)))
 
 
 def _decoders(
-    listening: Listening, model: str, manifests: Mapping[str, Manifest], hosts: Sequence[Host]
+    name: str, spec: DecodeSpec, manifests: Mapping[str, Manifest], hosts: Sequence[Host]
 ) -> list[HostDecoder]:
     """Describe what each host is to do. Base models stay there, as they do for training; an adapter is removed."""
-    adapter = Path(listening.name) if model == AFTER else None
-    base = model_folder(str(base_of(adapter)) if adapter else listening.name)
-    before, after = model_on_hosts(base), ""
-    items = folder_items(base, before)
+    adapter = Path(name) if is_adapter(name) else None
+    base = model_folder(str(base_of(adapter)) if adapter else name)
+    spec = replace(spec, before=model_on_hosts(base))
+    items = folder_items(base, spec.before)
     if adapter:
-        after = f"{STORE}/evaluated/{Path(model_on_hosts(adapter.absolute())).name}"
-        items += folder_items(adapter, after)
+        spec = replace(spec, after=f"{STORE}/evaluated/{Path(model_on_hosts(adapter.absolute())).name}")
+        items += folder_items(adapter, spec.after)
     clips = [item for kind, manifest in manifests.items() for item in audio_items(kind, manifest)]
     return [
         HostDecoder(
             name=host.address,
             host=host,
-            spec=DecodeSpec(
-                before=before,
-                after=after,
-                device=None if host.device == "auto" else host.device,
-                language=listening.language,
-                task=listening.task,
-                greedy=True,
-                batch_size=BATCH_SIZE,
-            ),
+            spec=replace(spec, device=None if host.device == "auto" else host.device),
             clips=clips,
             code=code_items(),
-            models={model: lambda: items},
-            temporary=[after] if adapter else [],
+            models={AFTER if adapter else BEFORE: lambda: items},
+            temporary=[spec.after] if adapter else [],
         )
         for host in hosts
     ]

@@ -64,7 +64,6 @@ def decoder(spec: DecodeSpec) -> Hears:
 
     from exogym import device as devices
     from whisper_tuner.data.feature_store import FeatureStore
-    from whisper_tuner.eval.evaluation import FALLBACK, GREEDY, transcribe
     from whisper_tuner.export.final import load_model
 
     if spec.num_threads:
@@ -84,16 +83,7 @@ def decoder(spec: DecodeSpec) -> Hears:
         model, processor, store = loaded[name]
         if not clips:
             return []
-        return transcribe(
-            model,
-            processor,
-            clips,
-            language=spec.language,
-            task=spec.task,
-            temperatures=GREEDY if spec.greedy else FALLBACK,
-            batch_size=spec.batch_size,
-            features=store,
-        )
+        return spec.transcribe(model, processor, clips, features=store)
 
     return hears
 
