@@ -21,10 +21,10 @@ from .spawner import Spawner
 from .worker_group import Exited, Heard, Lost, News, Ready, Started, Unreached, Worker, WorkerGroup
 
 # Errors that a worker's own host has, and that another try may mend.
-PASSING = {"PeerLost", "HostError"}
-PASSING_LATER = {"TooLittleMemory"}  # once a run has begun: other programs may have taken it
+RETRYABLE = {"PeerLost", "HostError"}
+RETRYABLE_LATER = {"TooLittleMemory"}  # once a run has begun: other programs may have taken it
 # Errors that come again when the run goes on from its checkpoints: they are the reason, or lead to it once more.
-LASTING = {"CheckpointError", "NotFinite"}
+FATAL = {"CheckpointError", "NotFinite"}
 ABORTS = (-signal.SIGABRT, 128 + signal.SIGABRT)
 STAYS_S = 30.0  # in one network, before hosts that do not reach each other meet in another: they may find their way
 
@@ -151,10 +151,10 @@ class Training:
         if status in ABORTS and worker.name in members and len(members) > 1:
             return Event.ABORTED
         kind = worker.error.get("kind") if worker.error else None
-        passing = PASSING | PASSING_LATER if self._committed else PASSING
-        if kind and kind not in passing and (worker.error.get("foreseen") or not self._committed):
-            raise (Refused if kind in LASTING else RunError)(f"{worker.name}: {reason}")
-        is_short = kind in PASSING_LATER and not worker.liveness.loaded  # it costs the others nothing to try it again
+        retryable = RETRYABLE | RETRYABLE_LATER if self._committed else RETRYABLE
+        if kind and kind not in retryable and (worker.error.get("foreseen") or not self._committed):
+            raise (Refused if kind in FATAL else RunError)(f"{worker.name}: {reason}")
+        is_short = kind in RETRYABLE_LATER and not worker.liveness.loaded  # it costs the others nothing to try it again
         return Event.SHORT_OF_MEMORY if is_short else Event.EXITED
 
     def _hear(self, worker: Worker, event: dict) -> None:

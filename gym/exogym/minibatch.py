@@ -166,13 +166,11 @@ def _smallest(trial: Trial, count: int, room: int) -> tuple[int, int]:
         peak = trial.peak(fewer)
         if peak is not None and peak <= room:
             return fewer, peak
-    raise _too_little(trial.memory, peak, trial.memory.most - room)
-
-
-def _too_little(memory: Memory, one: int | None, later: int) -> OutOfMemory:
-    needed = "more memory" if one is None else f"{(one + later) / 1e9:.2f} GB, more"
+    needed = "more memory" if peak is None else f"{(peak + trial.memory.most - room) / 1e9:.2f} GB, more"
     what = f"training with a single sample at a time needs {needed}"
-    return OutOfMemory(f"{what} than {memory.told}: use fewer ranks, a smaller model, or a larger max_memory_usage")
+    raise OutOfMemory(
+        f"{what} than {trial.memory.told}: use fewer ranks, a smaller model, or a larger max_memory_usage"
+    )
 
 
 @contextmanager
