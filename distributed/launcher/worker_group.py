@@ -162,7 +162,8 @@ class WorkerGroup:
         self.workers = {spawner.name: Worker(spawner) for spawner in spawners}
         self.now = 0.0  # seconds that this process was awake
         self.restarting = True
-        self._pace, self._events, self._log, self._news = pace, events, log, deque[News]()
+        self._pace, self._events, self._log = pace, events, log
+        self._news: deque[News] = deque()
         self._background, self._timeouts = background, Timeouts()
         self._last_look = background.now()
         self._next_beat = 0.0
