@@ -103,7 +103,7 @@ class ControlChannel:
         self._rescue_and_end(what, self._timeouts.rescue_s, BAD_LINE)
 
     def _count_silence(self) -> None:
-        """In turns of its own and not by a clock: after a sleep the launcher gets its time to say something."""
+        """Count in turns of its own and not by a clock: after a sleep the launcher gets its time to say something."""
         silent, rescued, turn = 0.0, False, self._timeouts.heartbeat_s
         while silent < self._timeouts.launcher_silence_s:
             time.sleep(turn)

@@ -81,7 +81,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def start_supervisor(path: Path, command: Sequence[str]) -> subprocess.Popen:
-    """It outlives this session, and holds none of its streams: else the session would not end."""
+    """Start one that outlives this session. It holds none of its streams: else the session would not end."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     name = str(path.resolve())
     arguments = [sys.executable, "-m", SUPERVISOR, name]

@@ -64,7 +64,7 @@ class KeptLines:
             self._size -= len(self._kept.popleft())
 
     def since(self, number: int) -> list[bytes]:
-        """Those from this number on. Raises ValueError if some are not kept any more, or were never there."""
+        """Return those from this number on. Raises ValueError if some are not kept any more, or were never there."""
         missing = self.count - number
         if not 0 <= missing <= len(self._kept):
             raise ValueError(f"line {number} is wanted, and of {self.count} lines the last {len(self._kept)} are kept")

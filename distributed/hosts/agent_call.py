@@ -137,7 +137,7 @@ def agent_call(
     sending: float = 0.0,
     **request: Any,
 ) -> dict[str, Any]:
-    """One operation of the agent on a machine. Raises HostError: no Python there, or what went wrong.
+    """Have the agent on a machine do one operation. Raises HostError: no Python there, or what went wrong.
 
     python: runs it if it can; payload: what the operation reads from stdin; sending: seconds that this may take.
     """
@@ -159,13 +159,13 @@ def start_command(life: str, python: str = "") -> list[str]:
 
 @functools.cache
 def sources() -> bytes:
-    """The line that BOOT reads."""
+    """Make the line that BOOT reads."""
     return json.dumps([[name, source(name)] for name in SENT]).encode() + b"\n"
 
 
 @functools.cache
 def group_probe() -> str:
-    """What the process with torch runs: the probe, and before it the store that workers have too."""
+    """Return what the process with torch runs: the probe, and before it the store that workers have too."""
     made = f"import sys, types\nstore = sys.modules[{STORE!r}] = types.ModuleType({STORE!r})"
     return f"{made}\nexec({source(f'gym.{STORE}')!r}, store.__dict__)\n{source(GROUP_PROBE)}"
 
@@ -179,7 +179,7 @@ def request_line(number: int, op: str, request: dict[str, Any]) -> bytes:
 
 
 def parse_message(line: str) -> dict[str, Any] | None:
-    """An answer or an event; None for what a shell prints of its own, which may be JSON by chance."""
+    """Read an answer or an event; None for what a shell prints of its own, which may be JSON by chance."""
     try:
         message = parse_json(line)
     except ValueError:
@@ -188,7 +188,7 @@ def parse_message(line: str) -> dict[str, Any] | None:
 
 
 def answer_in(message: dict[str, Any], name: str, op: str) -> dict[str, Any]:
-    """Raises HostError for what the agent could not do."""
+    """Take the answer out of a message. Raises HostError for what the agent could not do."""
     if "error" in message:
         raise HostError(name, message["error"], remedy=remedy_for(message["errno"]))
     if not fits(message["answer"], SHAPES[op]):
@@ -197,7 +197,7 @@ def answer_in(message: dict[str, Any], name: str, op: str) -> dict[str, Any]:
 
 
 def fits(value: Any, shape: Any) -> bool:
-    """Whether what came from a host has the shape that it should."""
+    """Check that what came from a host has the shape that it should."""
     match shape:
         case OneOf():
             return any(fits(value, each) for each in shape)
@@ -211,7 +211,7 @@ def fits(value: Any, shape: Any) -> bool:
 
 
 def no_answer(name: str, status: int | None, said: str) -> HostError:
-    """What to say of an agent that ended without an answer."""
+    """Make the error for an agent that ended without an answer."""
     if status == NO_PYTHON:
         passed = "".join(f"; {line}" for line in said.split("\n") if line)
         return HostError(name, f"no Python 3.9 or later was found{passed}", remedy=INSTALL_PYTHON)
@@ -220,5 +220,5 @@ def no_answer(name: str, status: int | None, said: str) -> HostError:
 
 
 def remedy_for(errno: int | None) -> str:
-    """What to do about an error number of a host's system; "" if nothing is known."""
+    """Say what to do about an error number of a host's system; "" if nothing is known."""
     return REMEDIES.get(errno, "")

@@ -38,6 +38,7 @@ from .wheelhouse import QUIET, Target, target_of
 LISTS = PROJECT / ".cache" / "environment"
 REMOTE_LISTS = ".setup"
 REMOTE_WHEELS = ".wheelhouse"
+REQUIREMENTS = "requirements.txt"
 MADE_BY = "multimac hosts setup"  # the prompt of the environments that it makes: others are never removed
 FIRST_IMPORT = PROJECT / "distributed" / "hosts" / "first_import.py"
 INSTALL_TIMEOUT_S = 3600  # torch and what it needs are gigabytes, and a wireless network may be slow
@@ -64,7 +65,7 @@ class Pins:
     python_of: dict[str, SpecifierSet] = field(default_factory=dict)
 
     def unfit(self, version: Sequence[int]) -> str:
-        """Why these versions cannot be installed for such a Python; "" if they can."""
+        """Say why these versions cannot be installed for such a Python; "" if they can."""
         number = ".".join(map(str, version))
         if not self.python.contains(number):
             return f"needs {self.python}"
@@ -91,7 +92,7 @@ def setup(remotes: Sequence[Remote], say: Say, progress: Progress = no_progress)
 
 
 def own_pins(project: Path = PROJECT) -> Pins:
-    """The versions that this machine runs, without local tags (+cpu). Raises ConfigError if one is missing."""
+    """Read the versions that this machine runs, without local tags (+cpu). Raises ConfigError if one is missing."""
     settings = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     asked = map(Requirement, settings["dependencies"])
     direct = [requirement for requirement in asked if not requirement.marker or requirement.marker.evaluate()]
@@ -118,7 +119,7 @@ def own_pins(project: Path = PROJECT) -> Pins:
 
 
 def needs(distribution: metadata.Distribution, extras: set[str], python: SpecifierSet) -> list[Requirement]:
-    """Without what only some of these Pythons need: a host's may be another than this one (librosa's standard-aifc)."""
+    """List its requirements, but for what only some of these Pythons need: a host's may be another (standard-aifc)."""
     fitting = [f"3.{minor}" for minor in range(NEWEST_MINOR) if python.contains(f"3.{minor}.0")]
     pythons = [{}, *({"python_version": version, "python_full_version": f"{version}.0"} for version in fitting)]
 
@@ -130,19 +131,19 @@ def needs(distribution: metadata.Distribution, extras: set[str], python: Specifi
 
 
 def unlike(pins: Pins, found: dict[str, str]) -> list[str]:
-    """What differs from the master's versions, in words."""
+    """Say in words what differs from the master's versions."""
     versions = {name: _public(version) for name, version in found.items()}
     wrong = differing(pins, found)
     return [f"{name} {versions.get(name, 'is missing')} (here {pins.all[name]})" for name in wrong]
 
 
 def differing(pins: Pins, found: dict[str, str]) -> list[str]:
-    """The packages that are there in another version, or not at all."""
+    """List the packages that are there in another version, or not at all."""
     return [name for name, version in sorted(pins.all.items()) if _public(found.get(name)) != version]
 
 
 def _public(version: str | None) -> str:
-    """Without its local tag; as it stands where it is no version, as of a package that was not installed whole."""
+    """Drop its local tag; what is no version, as of a package that was not installed whole, stays as it is."""
     try:
         return Version(version).public
     except (ValueError, TypeError):
@@ -152,8 +153,8 @@ def _public(version: str | None) -> str:
 class _HostSetup:
     def __init__(self, remote: Remote, pins: Pins, say: Say, progress: Progress):
         self.remote, self.pins, self.progress = remote, pins, progress
-        self.python = remote.expand(remote.host.python)
-        self.root = remote.expand(remote.host.project_path)
+        self.python = remote.python
+        self.root = remote.project
         self.say = lambda text: say(remote.name, text)
 
     def run(self) -> Environment:
@@ -169,12 +170,12 @@ class _HostSetup:
         return Environment(host=self.remote.name, python=self.python, source=source, seconds=seconds)
 
     def facts(self, *, of_another: bool = False) -> dict[str, Any]:
-        """Of the Python that trains, if `training`; else of the best other one there."""
+        """Ask for the facts of the Python that trains, if `training`; else of the best other one there."""
         python = "" if of_another else self.python
         return agent_call(self.remote, "facts", python=python, names=list(self.pins.all), project=self.root)
 
     def install(self, facts: dict[str, Any]) -> str:
-        """What this brings is gigabytes: so whether it can be used is looked at before."""
+        """Bring the packages. As these are gigabytes, whether they can be used is looked at before."""
         if not facts["training"]:
             self.make_venv(facts)
         elif not facts["venv"]:  # nothing is installed into a python that belongs to the system
@@ -204,8 +205,9 @@ class _HostSetup:
         taken = Taken(self.remote, str(PurePosixPath(self.python).parent.parent))
         with self.shown("installing", taken, unpacked(wheels, differing(self.pins, facts["versions"]))):
             # A wheel that nobody here has sent, or that somebody there has changed, is refused.
-            listed = {"requirements": wheelhouse.COMPLETE} if wheels else {}
-            self.pip("install", *source, "--require-hashes", **listed, other=target.python != sys.version_info[:2])
+            listed = wheelhouse.COMPLETE if wheels else REQUIREMENTS
+            other = target.python != sys.version_info[:2]
+            self.pip("install", *source, "--require-hashes", requirements=listed, other=other)
         return "wheelhouse"
 
     def shown(self, doing: str, *how_far: Any) -> AbstractContextManager:
@@ -241,7 +243,7 @@ class _HostSetup:
             raise HostError(self.remote.name, f"{self.python} cannot be used: {why}", remedy=remedy)
 
     def reaches_registry(self) -> bool:
-        """Whether pip there can fetch one small package."""
+        """Try whether pip there can fetch one small package."""
         name = "idna" if "idna" in self.pins.all else min(self.pins.all)
         fetch = f"{name}=={self.pins.all[name]}"
         folder = str(PurePosixPath(self.root, REMOTE_LISTS, "reach"))
@@ -263,7 +265,7 @@ class _HostSetup:
         self.say(f"sent {report.bytes >> 20} MB in {report.seconds:.0f} s")
         return wheels
 
-    def pip(self, *command: str, requirements: str = "requirements.txt", other: bool = False) -> None:
+    def pip(self, *command: str, requirements: str = REQUIREMENTS, other: bool = False) -> None:
         """other: the wheels were fetched by a Python of another minor version."""
         line = [self.python, "-m", "pip", *command, *QUIET, "--no-compile"]
         folder = PurePosixPath(self.root, REMOTE_LISTS)
@@ -293,9 +295,9 @@ class _HostSetup:
 
 
 def write_lists(pins: Pins) -> tuple[Path, Path]:
-    """requirements.txt and constraints.txt for pip. A host of another platform may need more than this machine does."""
+    """Write requirements.txt and constraints.txt for pip. A host of another platform may need more than this one."""
     LISTS.mkdir(parents=True, exist_ok=True)
-    requirements, constraints = LISTS / "requirements.txt", LISTS / "constraints.txt"
+    requirements, constraints = LISTS / REQUIREMENTS, LISTS / "constraints.txt"
     for path, names in ((requirements, pins.direct), (constraints, sorted(pins.all))):
         write_atomically(path, "".join(f"{name}=={pins.all[name]}\n" for name in names), durable=False)
     return requirements, constraints

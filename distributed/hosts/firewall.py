@@ -13,7 +13,7 @@ FIREWALL = "/usr/libexec/ApplicationFirewall/socketfilterfw"
 
 
 def real_python(base: str = sys.base_prefix, executable: str = sys.executable) -> str:
-    """The program that this Python is, behind links and environments.
+    """Find the program that this Python is, behind links and environments.
 
     As a framework (Homebrew, python.org, Xcode), bin/python only starts Python.app (CPython's Mac/Tools/pythonw.c).
     """
@@ -22,6 +22,6 @@ def real_python(base: str = sys.base_prefix, executable: str = sys.executable) -
 
 
 def allow_lines(program: str) -> str:
-    """What lets a program accept connections (`socketfilterfw -h`); both ask for an administrator's password."""
+    """Say what lets a program accept connections (`socketfilterfw -h`); both ask for an administrator's password."""
     path = shlex.quote(program)
     return f"`sudo {FIREWALL} --add {path}` and `sudo {FIREWALL} --unblockapp {path}`"

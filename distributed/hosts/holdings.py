@@ -29,14 +29,21 @@ KINDS = {
 
 
 def holdings(remote: Remote, kinds: Sequence[str], *, remove: bool = False) -> dict[str, Any]:
-    """What a host holds of these kinds, and what of others lies in the folder `root`; `remove`: it is removed then.
+    """List what a host holds of these kinds, and what of others lies in the folder `root`; `remove`: remove it then.
 
     Raises HostError, also for a host that is at work, and for a project folder that no sync has made.
     """
-    root = remote.expand(remote.host.project_path)
-    environments = {f"{root}/.venv", str(PurePosixPath(remote.expand(remote.host.python)).parent.parent)}
-    about = {"kinds": list(KINDS.items()), "environments": sorted(environments), "made_by": MADE_BY}
-    found = agent_call(remote, "holdings", root=root, unwanted=list(kinds) if remove else [], **about)
+    root = remote.project
+    environments = {f"{root}/.venv", str(PurePosixPath(remote.python).parent.parent)}
+    found = agent_call(
+        remote,
+        "holdings",
+        root=root,
+        unwanted=list(kinds) if remove else [],
+        kinds=list(KINDS.items()),
+        environments=sorted(environments),
+        made_by=MADE_BY,
+    )
     if found["checkout"]:
         what = f"{root} is a checkout of this project, this machine's own or another: it has a cli_typer.py"
         remedy = f"What a sync has put there is in {root}/{STORE}: look at it there."

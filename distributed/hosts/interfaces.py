@@ -73,7 +73,7 @@ def own_interfaces() -> dict[str, list[str]]:
 
 
 def other_networks(address: str) -> list[tuple[str, str, int]]:
-    """Of each further network of this machine that other hosts may share: interface, own address, length of its prefix.
+    """List further networks of this machine that other hosts may share: interface, own address, length of its prefix.
 
     An interface counts with its self-assigned address only if it has no other. Who trains over a VPN wants nothing
     sent beside it: there are no others then.
@@ -85,7 +85,7 @@ def other_networks(address: str) -> list[tuple[str, str, int]]:
 
 
 def _is_shared(name: str) -> bool:
-    """Whether an interface leads to other machines, and is not a VPN's, which is point to point or named so."""
+    """Tell whether an interface leads to other machines, and is not a VPN's, which is point to point or named so."""
     import psutil
 
     state = psutil.net_if_stats().get(name)
@@ -97,12 +97,12 @@ def _network(address: str, length: int) -> ipaddress.IPv4Network:
 
 
 def is_self_assigned(address: str) -> bool:
-    """Whether it is one that a machine gives itself where nobody else does: 169.254.x.x."""
+    """Tell whether an address is one that a machine gives itself where nobody else does: 169.254.x.x."""
     return ipaddress.ip_address(address).is_link_local
 
 
 def _networks() -> dict[str, list[tuple[str, int]]]:
-    """By interface, its IPv4 addresses with the lengths of their prefixes, self-assigned ones last."""
+    """List, by interface, its IPv4 addresses with the lengths of their prefixes, self-assigned ones last."""
     import psutil
 
     found = {}

@@ -13,7 +13,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,13 +40,14 @@ Progress = Callable[[str, int, int | None, str], None]  # host, bytes done, byte
 
 @dataclass(frozen=True, kw_only=True)
 class SyncReport:
-    """What one host needed."""
+    """The work of a sync for one host. unread: names of files that could not be read here, and need not come."""
 
     host: str
     files: int
     bytes: int
     removed: int
     seconds: float
+    unread: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,10 @@ class HashedFile:
     item: SyncItem
     size: int
     sha256: str
+
+
+class Unreadable(DataError):
+    """A local file that cannot be read."""
 
 
 def no_progress(host: str, done: int, total: int | None, file: str) -> None:
@@ -68,20 +73,26 @@ def sync(
     progress: Progress = no_progress,
     *,
     prune: Sequence[str] = (),
+    may_lack: Container[str] = (),
 ) -> list[SyncReport]:
     """Bring each host's items (by the host's address) to its project folder, all hosts at once.
 
     prune: files and folders there. What an earlier sync put at or below one of them is removed, unless it is among the
-    items. Raises DataError for a local file or name, HostError for a host; every host is finished before that. An
-    error that `progress` raises ends the sync of its host.
+    items. may_lack: names of items that keep no other one if they cannot be read here. Raises DataError for a local
+    file or name, HostError for a host; every host is finished before that. An error that `progress` raises ends the
+    sync of its host.
     """
     remotes = list(remotes)
-    files = {remote.name: hashed_files(checked(items_by_host[remote.name]), INDEX) for remote in remotes}
-    return on_each(remotes, lambda remote: _HostSync(remote, files[remote.name], progress, list(prune)).run())
+    files = {remote.name: hashed_files(checked(items_by_host[remote.name]), INDEX, may_lack) for remote in remotes}
+
+    def bring(remote: Remote) -> SyncReport:
+        return _HostSync(remote, items_by_host[remote.name], files[remote.name], progress, list(prune), may_lack).run()
+
+    return on_each(remotes, bring)
 
 
 def this_master() -> list[str]:
-    """The id of this checkout and the name of this machine, by which hosts know whom they work for."""
+    """Return the id of this checkout and the name of this machine, by which hosts know whom they work for."""
     number = str(PROJECT)  # where nothing can be written
     with contextlib.suppress(OSError):
         if not MASTER.exists():
@@ -98,14 +109,13 @@ def taken(host: str, master: str, folder: str) -> HostError:
 
 
 def lacking(remotes: Iterable[Remote], items_by_host: Mapping[str, Sequence[SyncItem]]) -> dict[str, tuple[int, int]]:
-    """Files and bytes that `sync` would send to each host. Nothing is changed there. Raises as `sync` does."""
+    """Count the files and bytes that `sync` would send to each host, and change nothing. Raises as `sync` does."""
     remotes = list(remotes)
     files = {remote.name: hashed_files(checked(items_by_host[remote.name]), INDEX) for remote in remotes}
 
     def ask(remote: Remote) -> tuple[str, tuple[int, int]]:
         wanted = [[file.item.remote, file.size, file.sha256] for file in files[remote.name]]
-        root = remote.expand(remote.host.project_path)
-        answer = agent_call(remote, "lacking", root=root, files=wanted)
+        answer = agent_call(remote, "lacking", root=remote.project, files=wanted)
         parts = distinct(files[remote.name], answer["missing"])
         return remote.name, (len(parts), sum(file.size - have for file, have in parts))
 
@@ -113,7 +123,7 @@ def lacking(remotes: Iterable[Remote], items_by_host: Mapping[str, Sequence[Sync
 
 
 def distinct(files: Sequence[HashedFile], missing: Sequence[tuple[int, int]]) -> list[tuple[HashedFile, int]]:
-    """Each content once, the smallest first, with the bytes of it that arrived earlier. missing: as the host says."""
+    """Take each content once, the smallest first, with the bytes that arrived earlier. missing: as the host says."""
     parts = {files[position].sha256: (files[position], have) for position, have in missing}
     return sorted(parts.values(), key=lambda part: part[0].size)
 
@@ -129,18 +139,25 @@ def checked(items: Sequence[SyncItem]) -> Sequence[SyncItem]:
     return items
 
 
-def hashed_files(items: Iterable[SyncItem], index: Path) -> list[HashedFile]:
-    """index: hashes by path, size and modification time, so that a large file is not read at every sync.
+def hashed_files(items: Iterable[SyncItem], index: Path, may_lack: Container[str] = ()) -> list[HashedFile]:
+    """Hash the files, but for those of the names `may_lack` that cannot be read. Raises DataError for another one.
 
-    It is safe to lose: a damaged one is made anew, and where it cannot be saved, on a full disk for example, the files
-    are hashed again the next time. Raises DataError.
+    index: hashes by path, size and modification time, so that a large file is not read at every sync. It is safe to
+    lose: a damaged one is made anew, and where it cannot be saved, on a full disk for example, the files are hashed
+    again the next time.
     """
     try:
         known = dict(parse_json(index.read_text()))
     except (OSError, ValueError, TypeError):
         known = {}
     before = dict(known)
-    files = [_hashed(item, known) for item in items]
+    files = []
+    for item in items:
+        try:
+            files.append(_hashed(item, known))
+        except Unreadable:
+            if item.remote not in may_lack:
+                raise
     if known != before:
         with contextlib.suppress(OSError):
             index.parent.mkdir(parents=True, exist_ok=True)
@@ -164,23 +181,31 @@ def _hashed(item: SyncItem, known: dict[str, list]) -> HashedFile:
     return HashedFile(item=item, size=stat.st_size, sha256=digest)
 
 
-def unreadable(item: SyncItem, error: OSError) -> DataError:
+def unreadable(item: SyncItem, error: OSError) -> Unreadable:
     remedy = "Check its permissions, and whether it was moved."
-    return DataError(f"{item.local}: cannot be read: {error.strerror}", remedy=remedy)
+    return Unreadable(f"{item.local}: cannot be read: {error.strerror}", remedy=remedy)
 
 
 class _HostSync:
     """The sync of one host."""
 
-    def __init__(self, remote: Remote, files: list[HashedFile], progress: Progress, prune: list[str]):
+    def __init__(
+        self,
+        remote: Remote,
+        items: Sequence[SyncItem],
+        files: list[HashedFile],
+        progress: Progress,
+        prune: list[str],
+        may_lack: Container[str],
+    ):
         self.remote, self.files, self.progress, self.prune = remote, files, progress, prune
-        self.root = remote.expand(remote.host.project_path)
+        self.root, self.names, self.may_lack = remote.project, {item.remote for item in items}, may_lack
         self.done = self.total = self.sent_files = self.removed = 0
 
     def run(self) -> SyncReport:
         begin = time.monotonic()
         for _ in range(ATTEMPTS):
-            damaged = self.send(self.check())
+            damaged = self.attempt()
             if not damaged:
                 break
         else:
@@ -193,7 +218,18 @@ class _HostSync:
             bytes=self.done,
             removed=self.removed,
             seconds=time.monotonic() - begin,
+            unread=frozenset(self.names - {file.item.remote for file in self.files}),
         )
+
+    def attempt(self) -> list[str]:
+        """Send what the host lacks, without files that need not come and turn out to be unreadable on the way."""
+        while True:
+            before = self.files
+            try:
+                return self.send(self.check())
+            except Unreadable:
+                if self.files is before:
+                    raise
 
     def check(self) -> dict:
         wanted = [[file.item.remote, file.size, file.sha256, file.item.refuse_foreign] for file in self.files]
@@ -240,14 +276,19 @@ class _HostSync:
     def contents(self, parts: Sequence[tuple[HashedFile, int]]) -> Iterator[bytes]:
         for file, have in parts:
             self.progress(self.remote.name, self.done, self.total, file.item.remote)
-            for block in blocks(file, have):
-                yield block
-                self.done += len(block)
-                self.progress(self.remote.name, self.done, self.total, file.item.remote)
+            try:
+                for block in blocks(file, have):
+                    yield block
+                    self.done += len(block)
+                    self.progress(self.remote.name, self.done, self.total, file.item.remote)
+            except Unreadable:
+                if file.item.remote in self.may_lack:
+                    self.files = [other for other in self.files if other is not file]
+                raise
 
 
 def blocks(file: HashedFile, start: int) -> Iterator[bytes]:
-    """As many bytes as it had when it was hashed. If it has changed since, the host refuses it."""
+    """Read as many bytes as the file had when it was hashed. If it has changed since, the host refuses it."""
     try:
         with file.item.local.open("rb") as stream:
             stream.seek(start)

@@ -28,7 +28,7 @@ _filling = threading.Lock()
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What wheels must fit: Python (3, 11), system, machine, and the version of macOS or glibc."""
+    """The machine that wheels must fit: Python (3, 11), system, machine, and the version of macOS or glibc."""
 
     python: tuple[int, int]
     system: str
@@ -50,7 +50,7 @@ class Target:
 
 
 def target_of(facts: dict[str, Any]) -> Target:
-    """What fits a host and the Python of its agent, by the agent's facts."""
+    """Read the target of a host and the Python of its agent from the agent's facts."""
     system, machine = facts["system"], facts["machine"]
     release = facts["release"] if system == "Darwin" else facts["libc"]
     numbers = [int(part) for part in release.split(".")[:2] if part.isdigit()]
@@ -59,7 +59,7 @@ def target_of(facts: dict[str, Any]) -> Target:
 
 
 def fill(host: str, target: Target, requirements: Path, constraints: Path) -> list[Path]:
-    """The wheels of the requirements and all that they need, from the cache or the registry. Raises HostError."""
+    """Get the wheels of the requirements and all that they need, from the cache or the registry. Raises HostError."""
     wanted = hashlib.sha256(requirements.read_bytes() + constraints.read_bytes()).hexdigest()
     try:
         folder = below(CACHE, target.tag) / wanted[:16]

@@ -49,7 +49,7 @@ class Background:
         time.sleep(seconds)
 
     def put(self, tell: Act, instead: Act | None = None) -> None:
-        """From any thread. instead: what is to be done if nobody takes it any more."""
+        """Hand in what is to be told, from any thread. instead: what is to be done if nobody takes it any more."""
         with self._lock:
             if not self._closed:
                 self._inbox.put((tell, instead))
@@ -58,11 +58,11 @@ class Background:
             instead()
 
     def take(self, timeout: float) -> list[Act]:
-        """All that has come in, after at most `timeout` seconds of waiting for the first of it."""
+        """Return all that has come in, after at most `timeout` seconds of waiting for the first of it."""
         return [tell for tell, _ in self._take(timeout)]
 
     def close(self) -> None:
-        """Nothing is taken any more."""
+        """Take nothing any more."""
         with self._lock:
             self._closed = True
         for _, instead in self._take(0):
@@ -78,14 +78,14 @@ class Background:
         return taken
 
     def run(self, work: Work, then: Takes = ignore, failed: Takes = throw, late: Takes = ignore) -> None:
-        """work() in a thread; then outcome_of() says what is told.
+        """Do work() in a thread; then outcome_of() says what is told.
 
         Without `failed` the error ends the one who takes from the inbox: nobody would notice it otherwise.
         """
         threading.Thread(target=lambda: self.put(*outcome_of(work, then, failed, late)), daemon=True).start()
 
     def listen(self, process: WorkerProcess, hear: Takes, ended: Takes, grace_s: float) -> None:
-        """hear(line) for each line of a process, and for None where its connection has ended; then ended(status)."""
+        """Tell hear(line) of each line of a process, and of None where its connection has ended; then ended(status)."""
 
         def listen() -> int | None:
             for line in process.lines():
@@ -96,7 +96,7 @@ class Background:
 
 
 def side_by_side(works: Sequence[Act], seconds: float) -> None:
-    """All at once. What takes longer is left to itself."""
+    """Do all at once. What takes longer is left to itself."""
     threads = [threading.Thread(target=work, daemon=True) for work in works]
     for thread in threads:
         thread.start()

@@ -11,7 +11,7 @@ NO_COMMIT = (OSError, UnicodeDecodeError, IndexError)
 
 
 def commit_of(project: Path) -> str:
-    """ "" if it is not a clone. The files may have been changed since."""
+    """Return "" if it is not a clone. The files may have been changed since."""
     with contextlib.suppress(*NO_COMMIT):
         folder = project / ".git"
         if folder.is_file():  # of a worktree or a submodule
@@ -30,7 +30,7 @@ def _named(folder: Path, reference: str) -> str:
 
 
 def _read(folder: Path, reference: str) -> str:
-    """From a file of its own, or from the list of all."""
+    """Read a reference from a file of its own, or from the list of all."""
     with contextlib.suppress(OSError):
         return (folder / reference).read_text(encoding="utf-8").strip()
     lines = (folder / "packed-refs").read_text(encoding="utf-8").splitlines()

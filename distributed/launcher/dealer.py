@@ -13,7 +13,7 @@ SMALLEST = 4  # the part of a whole group below which it is no smaller, where a 
 
 
 def in_groups(places: Sequence[int], most: int, machines: int, *, one_by_one: bool) -> Iterator[Sequence[int]]:
-    """Large groups first, small ones at the end, so that no machine waits long for another's last (guided
+    """Make large groups first, small ones at the end, so that no machine waits long for another's last (guided
     self-scheduling: Polychronopoulos and Kuck, 1987).
 
     one_by_one: clips that are computed together take as long as one after the other, as on a CPU.
@@ -49,7 +49,7 @@ class Dealer:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a group is dealt to nobody yet."""
+        """True while a group is dealt to nobody."""
         return bool(self._waiting)
 
     @property
@@ -57,13 +57,13 @@ class Dealer:
         return self.done == self._clips
 
     def take(self) -> tuple[int, ...] | None:
-        """For a host: the next group, as soon as there is one; None once there will be none."""
+        """Give a host the next group, as soon as there is one; None once there will be none."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self.is_done or self._closed)
             return None if self.is_done or self._closed else self._deal()
 
     def take_here(self) -> tuple[int, ...] | None:
-        """For this machine, which also gets what hosts cannot read and what they take too long for; None at the end."""
+        """Give this machine the next group, also what hosts cannot read and take too long for; None at the end."""
         with self._changed:
             while not self.is_done:
                 if self._for_this_machine:
@@ -86,14 +86,14 @@ class Dealer:
         return group
 
     def give_back(self, group: tuple[int, ...]) -> None:
-        """Its machine does not transcribe it."""
+        """Let another machine have a group that its own does not transcribe."""
         with self._changed:
             if self._dealt.pop(group, None) is not None:
                 self._waiting.insert(0, group)
                 self._changed.notify_all()
 
     def heard(self, group: tuple[int, ...], transcripts: Sequence[Transcript], machine: str) -> None:
-        """From a host. What it could not read may be readable here, or is told with the path that the user knows."""
+        """Keep what a host has heard. What it could not read is tried here, or told with a path that the user knows."""
         with self._changed:
             failed = [clip for clip, one in zip(group, transcripts, strict=True) if one.problem]
             self._for_this_machine += [clip for clip in failed if clip not in self.transcripts]
@@ -113,7 +113,7 @@ class Dealer:
         self._changed.notify_all()
 
     def close(self) -> None:
-        """Hosts get no more."""
+        """Give hosts no more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from distributed.control.messages import split_line
 from distributed.hosts.code import SyncItem
+from distributed.hosts.host_process import HostProcess
 from distributed.hosts.sync import sync
 from distributed.plan.decode_spec import DecodeSpec
-from distributed.plan.launch import environment
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host
-from distributed.ssh.process import RemoteProcess
 from whisper_tuner.errors import HostError, TunerError
 from whisper_tuner.eval.evaluation import Transcript
 
 from .background import side_by_side
 from .dealer import Dealer
-from .host_spawner import bring
 
 DECODER = "distributed.worker.decode"
 BEAT_S = 5.0  # an empty line so often: a decoder ends itself after launcher_silence_s without one
@@ -32,7 +28,7 @@ LEAVE_S = 4.0  # for the end of all hosts' decoders
 
 @dataclass(frozen=True, kw_only=True)
 class HostDecoder:
-    """What one host is to do. clips: those of the dealers, by place.
+    """The task of one host. clips: those of the dealers, by place.
 
     code: sent before its process starts. models: by name, what is sent before it is used first. temporary: folders
     that are removed at the end.
@@ -48,36 +44,30 @@ class HostDecoder:
 
 
 class DecodingHosts:
-    """A thread for each host, which takes groups from the Dealer of `deal` until `close`.
+    """A thread for each host, which takes groups from one dealer after the other, until `close`.
 
-    A host that fails is told once, by `warn`, and left out from then on: others transcribe its clips.
-    devices: the kinds of those that have transcribed anything.
+    dealers: by the model's name. A host that fails is told once, by `warn`, and left out from then on: others
+    transcribe its clips. devices: the kinds of those that have transcribed anything.
     """
 
-    def __init__(self, hosts: Sequence[HostDecoder], warn: Callable[[str, str], None]):
+    def __init__(self, hosts: Sequence[HostDecoder], dealers: Mapping[str, Dealer], warn: Callable[[str, str], None]):
         self.devices: set[str] = set()
-        self._warn, self._dealers, self._closed = warn, [], False
+        self._warn, self._dealers, self._closed = warn, dealers, False
         self._hosts = [_Host(decoding) for decoding in hosts]
         for host in self._hosts:
             threading.Thread(target=self._work, args=(host,), daemon=True).start()
 
-    def deal(self, model: str, dealer: Dealer) -> None:
-        """Let the hosts take from this one too, after those before."""
-        self._dealers.append(dealer)
-        for host in self._hosts:
-            host.deals.put((model, dealer))
-
     def close(self) -> None:
         self._closed = True
-        for dealer in self._dealers:
+        for dealer in self._dealers.values():
             dealer.close()
         side_by_side([host.close for host in self._hosts], LEAVE_S)
 
     def _work(self, host: _Host) -> None:
         try:
             host.start()
-            while not self._closed:
-                self._transcribe(host, *host.deals.get())
+            for model, dealer in self._dealers.items():
+                self._transcribe(host, model, dealer)
         except TunerError as error:
             if not self._closed:
                 self._warn(host.name, f"transcribes no more clips: {error}")
@@ -102,83 +92,66 @@ class _Host:
 
     def __init__(self, decoding: HostDecoder):
         self.name, self.device = decoding.name, ""
-        self.deals: queue.SimpleQueue[tuple[str, Dealer]] = queue.SimpleQueue()
-        self._host, self._decoding, self._to_send = decoding.host, decoding, dict(decoding.models)
+        self._decoding, self._to_send = decoding, dict(decoding.models)
         self._remote: Remote | None = None
-        self._process: RemoteProcess | None = None
-        self._closed = False
-        self._said = ""
-        self._writing = threading.Lock()
+        self._decoder: HostProcess | None = None
+        self._closed = threading.Event()
 
     def start(self) -> None:
-        self._remote = Remote.connect(self._host)
-        if self._closed:
+        self._remote = Remote.connect(self._decoding.host)
+        if self._closed.is_set():
             self._remote.close()
-        self._sync(self._decoding.code)
-        project = self._remote.expand(self._host.project_path)
-        command = [self._remote.expand(self._host.python), "-m", DECODER]
-        self._process = self._remote.start(command, env=environment(project), cwd=project)
-        self._events = self._listen()
-        self._write(self._decoding.spec.to_json())
+        self._send(self._decoding.code)
+        self._decoder = HostProcess(self._remote, DECODER, request=self._decoding.spec.to_json())
         threading.Thread(target=self._beat, daemon=True).start()
         self.device = str(self._next("ready").get("device"))
 
     def hears(self, model: str, group: Sequence[int]) -> list[Transcript]:
         if model in self._to_send:
-            self._sync(self._to_send.pop(model)())
+            self._send(self._to_send.pop(model)())
         items = [self._decoding.clips[clip] for clip in group]
-        bring(self._remote, items, self._go_on)  # of a clip that cannot be read here, the host says that it lacks it
-        self._write(json.dumps({"model": model, "clips": [item.remote for item in items]}))
+        names = [item.remote for item in items]
+        self._send(items, may_lack=names)  # of a clip that cannot be read here, the host says that it lacks it
+        self._decoder.write(json.dumps({"model": model, "clips": names}))
         texts = self._next("texts").get("texts")
         if not isinstance(texts, list) or len(texts) != len(group):
             raise HostError(self.name, f"its decoder answers with no texts for {len(group)} clips")
         return [_transcript(text, self.name) for text in texts]
 
-    def _sync(self, items: Sequence[SyncItem]) -> None:
-        if items:
-            sync([self._remote], {self.name: items}, self._go_on)
-
-    def _go_on(self, *_progress) -> None:
-        if self._closed:
-            raise HostError(self.name, "nobody waits for its texts any more")
-
     def _next(self, kind: str) -> dict:
-        for event in self._events:
+        for event in self._decoder.events():
             if event["type"] == "failed":
                 raise HostError(self.name, str(event.get("message")))
             if event["type"] == kind:
                 return event
-        raise HostError(self.name, f"its decoder has ended{f': {self._said[-300:]}' if self._said else ''}")
+        said = self._decoder.last_words[-300:]
+        raise HostError(self.name, f"its decoder has ended{f': {said}' if said else ''}")
 
-    def _listen(self) -> Iterator[dict]:
-        for line in self._process.lines():
-            text, event = split_line(line)
-            self._said = text.strip() or self._said
-            if event:
-                yield event
+    def _send(self, items: Sequence[SyncItem], may_lack: Sequence[str] = ()) -> None:
+        def go_on(*_progress) -> None:
+            if self._closed.is_set():
+                raise HostError(self.name, "nobody waits for its texts any more")
 
-    def _write(self, line: str) -> None:
-        with self._writing:
-            self._process.write(line.encode() + b"\n")
+        if items:
+            sync([self._remote], {self._remote.name: items}, go_on, may_lack=may_lack)
 
     def _beat(self) -> None:
-        waiting = threading.Event()
         with contextlib.suppress(HostError):
-            while not waiting.wait(BEAT_S) and not self._closed:
-                self._write("")
+            while not self._closed.wait(BEAT_S):
+                self._decoder.write("")
 
     def close(self) -> None:
         """The decoder, and what is temporary there, are gone afterwards, if the host can be reached."""
-        if self._closed:
+        if self._closed.is_set():
             return
-        self._closed = True
+        self._closed.set()
         if self._remote is None:
             return
         with contextlib.suppress(TunerError):
-            if self._process:
-                self._process.kill()
+            if self._decoder:
+                self._decoder.process.kill()
             if self._decoding.temporary and not self._to_send:  # they have been sent, or a part of them
-                sync([self._remote], {self.name: []}, prune=self._decoding.temporary)
+                sync([self._remote], {self._remote.name: []}, prune=self._decoding.temporary)
         self._remote.close()
 
 

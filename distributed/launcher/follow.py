@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from distributed.hosts.host_process import environment
 from distributed.hosts.paths import PROJECT
-from distributed.plan.launch import environment
 from distributed.run_dir.folder import is_running
 from distributed.run_dir.log import read_events
 from distributed.run_dir.run_view import PREPARING, RunView
@@ -35,7 +35,7 @@ class Screen(Protocol):
 
 
 class PlainScreen:
-    """For what is not a terminal: every line once, and now and then one about each host."""
+    """Prints to what is not a terminal: every line once, and now and then one about each host."""
 
     def __init__(self) -> None:
         self._printed: dict[str, tuple[float, int]] = {}  # host: when, after which step
@@ -85,7 +85,7 @@ Starter = Callable[[], subprocess.Popen | Attached]
 
 
 def start_launcher(run_dir: Path, *, resume: bool = False, report: str = "") -> subprocess.Popen:
-    """In a session of its own, so that neither Ctrl-C nor a closed terminal reaches it directly.
+    """Start it in a session of its own, so that neither Ctrl-C nor a closed terminal reaches it directly.
 
     report: the module that writes a report of the run at its end; see `report.py`.
     """

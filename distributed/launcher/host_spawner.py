@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from distributed.control.timeouts import Timeouts
 from distributed.hosts.code import SyncItem
-from distributed.hosts.sync import Progress, sync
+from distributed.hosts.host_process import HostProcess
+from distributed.hosts.sync import sync
 from distributed.plan.files import load_audio, load_items
-from distributed.plan.launch import Rank, environment
+from distributed.plan.launch import Rank
 from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
 from distributed.ssh.connection import Remote
-from distributed.ssh.machine import MOST_BYTES, Machine, Process
-from whisper_tuner.errors import DataError, HostError, RunError
+from distributed.ssh.machine import MOST_BYTES, Machine
+from distributed.ssh.process import if_late
+from whisper_tuner.errors import HostError, RunError
 from whisper_tuner.files import atomic_folder
 from whisper_tuner.paths import below
 
@@ -48,21 +49,23 @@ class HostSpawner:
 
     @property
     def own_address(self) -> str | None:
-        """See Spawner."""
         remote = self._remote
         return remote.local_address if remote else None
 
     def start(self, *, again: bool) -> WorkerLink:
-        """See Spawner. A worker that is still there, frozen or cut off, is killed first."""
+        """Do as Spawner says. A worker that is still there, frozen or cut off, is killed first."""
         link = WorkerLink(self.name)
         with contextlib.ExitStack() as on_error:
             connect_timeout = self._timeouts.connect_timeout_s if again else None
             remote = on_error.enter_context(Remote.connect(self.host, connect_timeout=connect_timeout))
-            if again:
-                self._send_what_is_gone(remote)
+            if again:  # files that have changed or are gone; code stays as it was
+                with contextlib.suppress(RunError):  # started with --no-sync
+                    items = load_items(self._run_dir)[self.host.address]
+                    # A clip that is gone here need not be gone there: it keeps no host away.
+                    sync([remote], {self.host.address: items}, may_lack=load_audio(self._run_dir))
             spec = dataclasses.replace(self._spec, resume=self._spec.resume or again)
             link.write(spec.to_json().encode() + b"\n")
-            command = [remote.expand(self.host.python), "-m", WORKER, spec.run_id]
+            command = [remote.python, "-m", WORKER, spec.run_id]
             if not self._join(link, remote, command, self._timeouts.start_s):
                 raise HostError(self.name, "its worker could not be started")
             on_error.pop_all()
@@ -70,7 +73,6 @@ class HostSpawner:
         return link
 
     def reconnect(self) -> bool:
-        """See Spawner."""
         with self._lock:
             link = self._link
         with contextlib.ExitStack() as unused:
@@ -90,9 +92,16 @@ class HostSpawner:
 
         False if nobody is there. After so many seconds the connection is closed. Raises NoAnswer, HostError.
         """
-        with _closed_after(seconds, remote) as expired:
+        expired = threading.Event()
+
+        def expire() -> None:
+            expired.set()
+            remote.close()
+
+        with if_late(seconds, expire):
             try:
-                is_there = link.connect(self._start_relay(remote, command))
+                relay = HostProcess(remote, RELAY, self._socket, request=json.dumps(command))
+                is_there = link.connect(relay.process)
             except HostError:
                 if not expired.is_set():
                     raise
@@ -103,13 +112,6 @@ class HostSpawner:
             raise HostError(self.name, "the connection was lost")
         return is_there
 
-    def _start_relay(self, remote: Remote, command: Sequence[str]) -> Process:
-        project = remote.expand(self.host.project_path)
-        relay = [remote.expand(self.host.python), "-m", RELAY, self._socket]
-        process = remote.start(relay, env=environment(project), cwd=project)
-        process.write(json.dumps(command).encode() + b"\n")
-        return process
-
     def _replace(self, remote: Remote, link: WorkerLink) -> None:
         with self._lock:
             before, self._remote, self._link = self._remote, remote, link
@@ -117,8 +119,6 @@ class HostSpawner:
             before.close()
 
     def send(self, files: Sequence[str], wanted: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:
-        """See Spawner; each file is usable at once."""
-
         def go_on(*_progress) -> None:
             if not wanted():
                 raise HostError(self.name, "nobody waits for its audio any more")
@@ -127,18 +127,16 @@ class HostSpawner:
         with Remote.connect(self.host) as remote:
             for names in _groups(files, known):
                 items = [known[name] for name in names if name in known]
-                unsent = bring(remote, items, go_on)
-                yield len(names), [name for name in names if name in unsent or name not in known]
+                [report] = sync([remote], {remote.name: items}, go_on, may_lack=known)
+                yield len(names), [name for name in names if name in report.unread or name not in known]
 
     def fetch(self, folder: str) -> None:
-        """See Spawner."""
         remote = self._connection()
-        there = f"{remote.expand(self.host.project_path)}/{self._spec.run_dir}/{self._spec.final}"
-        fetch_folder(remote, there, self._run_dir / folder)
+        fetch_folder(remote, f"{remote.project}/{self._spec.run_dir}/{self._spec.final}", self._run_dir / folder)
 
     def leave(self, *, finished: bool) -> None:
-        with contextlib.suppress(HostError, RunError), self._connection() as remote, _closed_after(LEAVE_S, remote):
-            remote.run(drop_own(self._spec, finished=finished), cwd=remote.expand(self.host.project_path))
+        with contextlib.suppress(HostError, RunError), self._connection() as remote, if_late(LEAVE_S, remote.close):
+            remote.run(drop_own(self._spec, finished=finished), cwd=remote.project)
 
     def _connection(self) -> Remote:
         with self._lock:
@@ -148,34 +146,8 @@ class HostSpawner:
 
     @property
     def _socket(self) -> str:
-        """Where its supervisor listens: in the project, where a worker runs."""
+        """The path at which its supervisor listens: in the project, where a worker runs."""
         return f"{self._spec.run_dir}/{CHECKPOINTS}/{self.rank}.sock"
-
-    def _send_what_is_gone(self, remote: Remote) -> None:
-        """The host's files, where they changed. Code stays as it was."""
-        with contextlib.suppress(RunError):  # started with --no-sync
-            audio = load_audio(self._run_dir)
-            items = load_items(self._run_dir)[self.host.address]
-            # A clip that is gone here need not be gone there: it keeps no host away.
-            sync([remote], {self.host.address: [i for i in items if i.remote not in audio or _readable(i)]})
-
-
-@contextlib.contextmanager
-def _closed_after(seconds: float, remote: Remote) -> Iterator[threading.Event]:
-    """Close the connection if this takes longer, so that whatever waits for the host fails. Yields whether it did."""
-    expired = threading.Event()
-
-    def expire() -> None:
-        expired.set()
-        remote.close()
-
-    too_long = threading.Timer(seconds, expire)
-    too_long.daemon = True  # a try that nobody waits for any more does not keep the launcher
-    too_long.start()
-    try:
-        yield expired
-    finally:
-        too_long.cancel()
 
 
 def _groups(files: Sequence[str], known: Mapping[str, SyncItem]) -> Iterator[list[str]]:
@@ -189,21 +161,6 @@ def _groups(files: Sequence[str], known: Mapping[str, SyncItem]) -> Iterator[lis
             group, size = [], 0
     if group:
         yield group
-
-
-def bring(remote: Remote, items: Sequence[SyncItem], progress: Progress) -> list[str]:
-    """Returns those that cannot be read here: they do not keep the others. Raises HostError."""
-    try:
-        sync([remote], {remote.name: items}, progress)
-    except DataError:
-        if len(items) == 1:
-            return [items[0].remote]
-        return [name for item in items for name in bring(remote, [item], progress)]
-    return []
-
-
-def _readable(item: SyncItem) -> bool:
-    return os.access(item.local, os.R_OK) and item.local.is_file()
 
 
 def fetch_folder(machine: Machine, there: str, here: Path) -> None:

@@ -73,7 +73,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Liveness:
-    """What is known of one worker. Times are the group's."""
+    """All that is known of one worker. Times are the group's."""
 
     state: State = State.WAITING
     imported: bool = False  # its libraries, which may hold up its heartbeats for longer than anything later
@@ -131,7 +131,7 @@ TABLE = {(state, event): (after, action) for states, event, after, action in ROW
 
 
 def advance(before: Liveness, event: Event, now: float, timeouts: Timeouts) -> tuple[Liveness, Action | None]:
-    """The worker after an event, and what is to be done. An exit or blame of a worker that was there is a failure."""
+    """Return the worker after an event, and what is to be done. An exit or blame of one that was there is a failure."""
     worker = _noted(before, event, now, timeouts)
     state, action = TABLE.get((before.state, event), (before.state, None))
     if state is READY and not worker.loaded:
@@ -155,7 +155,7 @@ def advance(before: Liveness, event: Event, now: float, timeouts: Timeouts) -> t
 
 
 def _noted(worker: Liveness, event: Event, now: float, timeouts: Timeouts) -> Liveness:
-    """What an event tells, in whatever state."""
+    """Note what an event tells, in whatever state."""
     if event is Event.DUE:
         return replace(worker, busy=True, tries=worker.tries + 1, due=now + timeouts.reconnect_s)
     if event is Event.NO_ANSWER:
@@ -193,14 +193,14 @@ def _waiting(worker: Liveness, event: Event, now: float, timeouts: Timeouts, *, 
 
 
 def silence_limit(worker: Liveness, silence_s: float, timeouts: Timeouts) -> float:
-    """For how long this worker, which is there, may say nothing."""
+    """Return for how long this worker, which is there, may say nothing."""
     if worker.state is READY:
         return silence_s
     return timeouts.silence_loading_s if worker.imported else timeouts.silence_importing_s
 
 
 def due_event(worker: Liveness, now: float, silence_s: float, timeouts: Timeouts) -> Event | None:
-    """What the clock brings. silence_s: for how long this worker may say nothing while it is ready."""
+    """Look up what the clock brings. silence_s: for how long this worker may say nothing while it is ready."""
     if worker.is_there:
         return Event.SILENCE if now - worker.heard > silence_limit(worker, silence_s, timeouts) else None
     has_time = worker.state is UNACKNOWLEDGED and now < worker.heard_again + timeouts.acknowledge_s
@@ -216,5 +216,5 @@ def due_event(worker: Liveness, now: float, silence_s: float, timeouts: Timeouts
 
 
 def counted(worker: Liveness) -> Liveness:
-    """A round has counted in which it took part: earlier failures tell nothing of it any more."""
+    """Forget earlier failures: a round has counted in which it took part."""
     return replace(worker, failures=0, tries=0)

@@ -96,8 +96,8 @@ class Launcher:
 
     def _train(self) -> None:
         ranks = self.launch.ranks
-        known = {"commit": commit} if (commit := commit_of(PROJECT)) else {}
-        self.events({"type": "phase", "phase": "start", "hosts": [rank.label for rank in ranks], **known})
+        started = {"type": "phase", "phase": "start", "hosts": [rank.label for rank in ranks]}
+        self.events(started | ({"commit": commit} if (commit := commit_of(PROJECT)) else {}))
         meeting = Meeting(self.launch.address, ranks[0].spec.interface) if len(ranks) > 1 else None
         place = meeting and Rendezvous(address=meeting.address, key=secrets.token_hex(32))
         spawners = [spawner_of(rank, self.run_dir, place, resume=self.resume) for rank in ranks]

@@ -22,7 +22,7 @@ class Meeting:
         self.address = address
 
     def moved(self, connected: Iterable[str]) -> str:
-        """Where to, in words, if this machine has just lost its address and has another that leads to a host; or "".
+        """Move if this machine has just lost its address and has another that leads to a host; say where to, or "".
 
         connected: its own addresses on the connections to hosts, best first. To be called often.
         """
@@ -32,7 +32,7 @@ class Meeting:
         return f"the address of this machine was {before}, and is now {address}: the hosts meet there"
 
     def left(self, connected: Iterable[str]) -> str:
-        """The same if hosts do not reach each other where they meet: to the usual network, and back from there.
+        """Move if hosts do not reach each other where they meet: to the usual network, and back from there.
 
         The fastest one, where a run begins, may be a cable that somebody pulls.
         """
@@ -49,7 +49,7 @@ class Meeting:
         return ""
 
     def _others(self, connected: Iterable[str]) -> list[str]:
-        """Of the host first in the file, or where the run began; the best first."""
+        """List other addresses, the best first: that of the host first in the file, or where the run began."""
         if self._interface:
             found = [address_on(self._interface, self._interface)]
         else:
@@ -58,7 +58,7 @@ class Meeting:
 
 
 def is_own(address: str) -> bool:
-    """Whether this machine has this address now."""
+    """Tell whether this machine has this address now."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))

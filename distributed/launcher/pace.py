@@ -42,7 +42,7 @@ class Pace:
         self._slowest_round = max(self._slowest_round, seconds)
 
     def entered(self, members: Sequence[str]) -> None:
-        """They begin a round together: from here on a host that makes no step is behind one that does."""
+        """Note that they begin a round together: from here on a host that makes no step is behind one that does."""
         self._steps = dict.fromkeys(members, 0)
 
     def commit(self, generation: int, now: float) -> None:
@@ -52,7 +52,7 @@ class Pace:
         self._last_commit = generation, now
 
     def silence_s(self, *, is_busy_link: bool) -> float:
-        """For how long a worker may say nothing."""
+        """Return for how long a worker may say nothing while it is ready."""
         limits = self.timeouts
         if not self._rounds:
             return limits.silence_max_s
@@ -60,7 +60,7 @@ class Pace:
         return min(max(limits.silence_share * median(self._rounds), shortest), limits.silence_max_s)
 
     def stuck(self, members: Sequence[str], now: float, *, entering: bool) -> tuple[str | None, float] | None:
-        """Whom these wait for, None if they all wait, and for how long they have stood still though heartbeats come.
+        """Find whom these wait for, None if all wait, and for how long they have stood still though heartbeats come.
 
         None if they do not. entering: they have not come to one state yet.
         """
@@ -77,6 +77,6 @@ class Pace:
         return None
 
     def _round_limit(self) -> float:
-        """Seconds that an exchange of all weights may take."""
+        """Compute the seconds that an exchange of all weights may take."""
         longest = STUCK_FACTOR * self._slowest_round or TRAVELS * self.trainable / SLOWEST_LINK
         return max(self.patience_s, longest)

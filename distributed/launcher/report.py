@@ -16,7 +16,10 @@ NOT_WRITTEN = "the report was not written: "
 
 
 def report_event(module: str, run_dir: Path, longest_s: float = LONGEST_S) -> dict | None:
-    """What there is to tell of it. `python -m MODULE RUN_DIR` prints the path, nothing, or with status 1 a reason."""
+    """Have a report written, and make the event to tell.
+
+    `python -m MODULE RUN_DIR` prints the path, nothing, or with status 1 a reason.
+    """
     command = [sys.executable, "-m", module, str(run_dir)]
     try:
         done = subprocess.run(

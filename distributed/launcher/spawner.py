@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 from urllib.parse import quote
 
+from distributed.hosts.host_process import HostProcess
 from distributed.hosts.paths import PROJECT
-from distributed.plan.launch import Rank, environment
+from distributed.plan.launch import Rank
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, Rendezvous, RunSpec
 from distributed.ssh.machine import LocalMachine, LocalProcess
 from whisper_tuner.errors import HostError
@@ -29,16 +29,16 @@ class WorkerProcess(Protocol):
     """A worker that runs. On another host it outlives the connections to it."""
 
     def write(self, data: bytes) -> None:
-        """A line. Raises HostError if it cannot be written now."""
+        """Send a line. Raises HostError if it cannot be written now."""
 
     def lines(self) -> Iterator[str | None]:
-        """What it writes, until it has ended. None: its connection is gone, and it may live."""
+        """Yield what it writes, until it has ended. None: its connection is gone, and it may live."""
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Exit status; below 0 or from 128 on after a signal. None if it is not known within `timeout` seconds."""
+        """Return the exit status, below 0 or from 128 on after a signal; None if not known in `timeout` seconds."""
 
     def kill(self) -> None:
-        """It and all that it has started."""
+        """Kill it and all that it has started."""
 
 
 class Spawner(Protocol):
@@ -93,21 +93,19 @@ class LocalSpawner:
         if self._process:
             self._process.kill()
         spec = dataclasses.replace(self._spec, resume=self._spec.resume or again)
-        command = [sys.executable, "-m", WORKER, spec.run_id]
-        self._process = LocalMachine(self.name).start(command, env=environment(PROJECT), cwd=str(PROJECT))
-        self._process.write(spec.to_json().encode() + b"\n")
+        self._process = HostProcess(LocalMachine(self.name), WORKER, spec.run_id, request=spec.to_json()).process
         return self._process
 
     def reconnect(self) -> bool:
-        """There is no connection that could be lost."""
+        """Tell whether it runs: there is no connection that could be lost."""
         return self._process is not None and self._process.poll() is None
 
     def send(self, files: Sequence[str], wanted: Callable[[], bool]) -> Iterator[tuple[int, list[str]]]:
-        """What is not on this machine cannot be sent to it."""
+        """Send nothing: what is not on this machine cannot be sent to it."""
         yield len(files), list(files)
 
     def fetch(self, folder: str) -> None:
-        """It is here already."""
+        """Copy nothing: it is here already."""
 
     def leave(self, *, finished: bool) -> None:
         with contextlib.suppress(HostError):

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from distributed.control.messages import endpoint
 from distributed.control.timeouts import Timeouts
 from exogym.errors import RanksDiverged
 from exogym.membership.client import UNREACHED_S
 from exogym.membership.coordinator import Coordinator
-from whisper_tuner.errors import RunError, TunerError
+from whisper_tuner.errors import RunError
 
 from .background import Background
 from .liveness import Event, State, counted
 from .meeting import Meeting
 from .pace import Pace
 from .spawner import Spawner
-from .worker_group import Worker, WorkerGroup
+from .worker_group import Exited, Heard, Lost, News, Ready, Started, Unreached, Worker, WorkerGroup
 
 # Errors that a worker's own host has, and that another try may mend.
-PASSING = {"PeerLost", "HostError"}
-PASSING_LATER = {"TooLittleMemory"}  # once a run has begun: other programs may have taken it
+RETRYABLE = {"PeerLost", "HostError"}
+RETRYABLE_LATER = {"TooLittleMemory"}  # once a run has begun: other programs may have taken it
 # Errors that come again when the run goes on from its checkpoints: they are the reason, or lead to it once more.
-LASTING = {"CheckpointError", "NotFinite"}
+FATAL = {"CheckpointError", "NotFinite"}
 ABORTS = (-signal.SIGABRT, 128 + signal.SIGABRT)
 STAYS_S = 30.0  # in one network, before hosts that do not reach each other meet in another: they may find their way
 
 
 class Refused(RunError):
-    """To resume this run is of no use."""
+    """The run cannot be resumed."""
 
 
 class Training:
@@ -51,13 +51,8 @@ class Training:
         self.exporter: Worker | None = None
         self._events, self._timeouts, self._meeting = events, Timeouts(), meeting
         self._background = background or Background()
-        self.group = WorkerGroup(
-            spawners,
-            self,
-            events=events,
-            log=log,
-            background=self._background,
-        )
+        self._pace = Pace(patience_s, self._timeouts)
+        self.group = WorkerGroup(spawners, pace=self._pace, events=events, log=log, background=self._background)
         self.workers = self.group.workers
         self._all = self.workers.values()
         self.coordinator = Coordinator(
@@ -68,7 +63,6 @@ class Training:
             min_hosts=min_hosts,
             resumed=resumed,
         )
-        self._pace = Pace(patience_s, self._timeouts)
         self._entering = 0  # the generation that has not come to one state yet
         self._committed = self._diverged = False
         self._stays_until = 0.0  # where hosts meet that do not reach each other
@@ -93,17 +87,18 @@ class Training:
                 raise RunError("stopped while no host was connected")
 
     def end(self, *, rescue: bool = False) -> None:
-        """See WorkerGroup. What ranks that differ have is not worth saving."""
+        """Leave no worker behind. What ranks that differ have is not worth saving."""
         self.group.end(rescue=rescue and not self._diverged)
 
     def _turn(self) -> None:
-        self.group.turn()
+        self._note_whether_to_restart()
+        self.follow(self.group.turn())
         self._follow_own_address()
         self._look_for_stuck()
         if blame := self.coordinator.tick():
             said = f" ({blame.said})" if blame.said else ""
             what = f"the others cannot connect to it: another network, or a firewall?{said}"
-            self.group.blame(self.workers[blame.host], what)
+            self._advance(self.workers[blame.host], Event.BLAMED, what)
 
     def _check_min_hosts(self) -> None:
         given_up = [worker for worker in self._all if worker.liveness.state is State.GIVEN_UP]
@@ -112,54 +107,58 @@ class Training:
             what = f"only {left} left, and min_hosts = {self.coordinator.min_hosts}" if left else "no host is left"
             raise RunError("\n".join([what, *(f"{worker.name}: {worker.lost_for}" for worker in given_up)]))
 
-    # What the worker group tells, and asks.
+    # What the worker group tells.
 
-    def started(self, worker: Worker) -> None:
-        self._pace.moved(worker.name, self.group.now)
-        if self._meeting and self._meeting.line:  # its RunSpec tells where they met when the run began
-            worker.tell(self._meeting.line)
-        if self.coordinator.stopping:
-            worker.tell("stop")
+    def follow(self, news: Iterable[News]) -> None:
+        """React to each piece of news. Raises what ends the run."""
+        for one in news:
+            self._react(one)
 
-    def unreached(self, worker: Worker, error: TunerError) -> None:
-        """Raises the error while a new start by the user is the better try."""
-        if not self._committed and not worker.had_process:
-            raise error
+    def _react(self, news: News) -> None:
+        worker = news.worker
+        match news:
+            case Started():
+                self._pace.moved(worker.name, self.group.now)
+                if self._meeting and self._meeting.line:  # its RunSpec tells where they met when the run began
+                    worker.tell(self._meeting.line)
+                if self.coordinator.stopping:
+                    worker.tell("stop")
+            case Unreached(error=error):
+                if not self._committed and not worker.had_process:
+                    raise error  # a new start by the user is the better try
+                self.group.try_again(worker, error)
+            case Ready():
+                self._tell(lambda: self.coordinator.ready(worker.name, anew=not worker.is_known))
+                worker.is_known = True
+            case Lost(for_good=for_good):
+                self._tell(lambda: self.coordinator.lost(worker.name, for_good=for_good))
+            case Exited(reason=reason, status=status):
+                self._advance(worker, self._meaning_of_exit(worker, reason, status), reason)
+            case Heard(event=event):
+                with self.group.blamed_if_incomplete(worker, event):
+                    self._hear(worker, event)
 
-    def ready(self, worker: Worker) -> None:
-        """It has loaded, and is there; also one that was lost, and has returned."""
-        self._tell(lambda: self.coordinator.ready(worker.name, anew=not worker.is_known))
-        worker.is_known = True
+    def _advance(self, worker: Worker, event: Event, reason: str) -> None:
+        """Have the group act on an event that is decided here, and follow what comes of it."""
+        self.group.advance(worker, event, reason)
+        self.follow(self.group.news())
 
-    def lost(self, worker: Worker) -> None:
-        for_good = worker.liveness.state is State.GIVEN_UP
-        self._tell(lambda: self.coordinator.lost(worker.name, for_good=for_good))
-
-    def meaning_of_exit(self, worker: Worker, reason: str, status: int | None) -> Event:
-        """EXITED, ABORTED, SHORT_OF_MEMORY or FINISHED. Raises RunError for an error that would come again."""
+    def _meaning_of_exit(self, worker: Worker, reason: str, status: int | None) -> Event:
+        """Tell EXITED, ABORTED, SHORT_OF_MEMORY and FINISHED apart. Raises RunError for an error that would recur."""
         if self.coordinator.ended and worker is not self.exporter:
             return Event.FINISHED
         members = self.coordinator.generation.members if self.coordinator.is_syncing else ()
         if status in ABORTS and worker.name in members and len(members) > 1:
             return Event.ABORTED
         kind = worker.error.get("kind") if worker.error else None
-        passing = PASSING | PASSING_LATER if self._committed else PASSING
-        if kind and kind not in passing and (worker.error.get("foreseen") or not self._committed):
-            raise (Refused if kind in LASTING else RunError)(f"{worker.name}: {reason}")
-        is_short = kind in PASSING_LATER and not worker.liveness.loaded  # it costs the others nothing to try it again
+        retryable = RETRYABLE | RETRYABLE_LATER if self._committed else RETRYABLE
+        if kind and kind not in retryable and (worker.error.get("foreseen") or not self._committed):
+            raise (Refused if kind in FATAL else RunError)(f"{worker.name}: {reason}")
+        is_short = kind in RETRYABLE_LATER and not worker.liveness.loaded  # it costs the others nothing to try it again
         return Event.SHORT_OF_MEMORY if is_short else Event.EXITED
 
-    def silence_s(self, worker: Worker) -> float:
-        """For how long this one may say nothing while it is ready."""
-        is_sending = worker.audio is not None and worker.audio.is_sending
-        return self._pace.silence_s(is_busy_link=worker.is_busy_link or is_sending)
-
-    def wants_workers(self) -> bool:
-        """Whether lost ones are to be brought back."""
-        return not (self.coordinator.stopping or self.coordinator.ended)
-
-    def heard(self, worker: Worker, event: dict) -> None:
-        """May raise KeyError, TypeError, ValueError, AttributeError for an event that lacks what it must have."""
+    def _hear(self, worker: Worker, event: dict) -> None:
+        """React to a worker's event. Raises KeyError and the like for one that lacks what it must have."""
         kind = event["type"]
         if kind == "listens":  # this and the next come from a thread that says nothing about what the rank is at
             self._on_listens(worker, event)
@@ -191,7 +190,7 @@ class Training:
     # Where they reach this machine, and each other.
 
     def _follow_own_address(self) -> None:
-        """Whoever knows only the old one reaches nobody, and would not be called: so they are told at once."""
+        """Tell all at once of a new address: whoever knows only the old one reaches nobody, and would not be called."""
         if self._meeting is None:
             return
         connected = [address for one in self._all if (address := one.spawner.own_address)]
@@ -215,7 +214,7 @@ class Training:
             one.tell(json.dumps({"type": "peers", "peers": others}))
 
     def _on_reach(self, worker: Worker, event: dict) -> None:
-        """Addresses that nobody has any more say nothing; a host that is not heard here either may just be lost."""
+        """Pass on who is not reached. Addresses that nobody has say nothing; one not heard here either may be lost."""
         unreached = {endpoint(*peer) for peer in event["unreached"]}
         others = [one for one in self._all if one.listens in unreached]
         doubtful = {
@@ -229,7 +228,7 @@ class Training:
         self._tell(lambda: self.coordinator.reach(worker.name, about, doubtful=doubtful))
 
     def _compare(self, worker: Worker) -> None:
-        """With another that is there: the one that has just come is to blame if they differ."""
+        """Compare a worker with another that is there: the one that has just come is to blame if they differ."""
         there = (one for one in self._all if one is not worker and one.liveness.is_there and one.hello)
         other = next(there, None)
         if other is None:
@@ -245,7 +244,7 @@ class Training:
                 raise RunError(
                     what, remedy="Start again without --no-sync; `multimac hosts check` shows each host's environment."
                 )
-            self.group.blame(worker, what, Event.UNFIT)  # changed during the run: no reason to end what the others do
+            self._advance(worker, Event.UNFIT, what)  # changed during the run: no reason to end what the others do
 
     # The coordinator.
 
@@ -256,10 +255,14 @@ class Training:
             self._diverged = True
             remedy = "`multimac hosts check` compares code and packages; then start again, or resume."
             raise RunError(str(error), remedy=remedy) from error
+        self._note_whether_to_restart()
         self._follow_generation()
 
+    def _note_whether_to_restart(self) -> None:
+        self.group.restarting = not (self.coordinator.stopping or self.coordinator.ended)
+
     def _follow_generation(self) -> None:
-        """Members that begin a round together are as far as each other, whatever they did before."""
+        """Note where members begin a round together: they are as far as each other, whatever they did before."""
         generation = self.coordinator.generation
         if generation and self.coordinator.is_syncing:
             self._entering = 0 if generation.continues_round else generation.number
@@ -280,7 +283,7 @@ class Training:
         self._events(event)
 
     def _look_for_stuck(self) -> None:
-        """A process whose heartbeats come, while others have long been waiting for it."""
+        """Give up a process whose heartbeats come, while others have long been waiting for it."""
         generation = self.coordinator.generation
         if not generation or len(generation.members) < 2 or self.coordinator.ended:
             return
@@ -290,7 +293,7 @@ class Training:
         host, seconds = stuck
         if host:
             what = f"made no step for {seconds:.0f} s while others were waiting for it"
-            self.group.blame(self.workers[host], what)
+            self._advance(self.workers[host], Event.BLAMED, what)
         else:
             self.coordinator.stalled()
 
@@ -314,7 +317,7 @@ class Training:
         raise RunError("\n".join([*head, *reasons]))
 
     def _fetch(self, worker: Worker) -> bool:
-        """In a thread: the others must hear that this process is alive, for one of them may have to save."""
+        """Copy its model in a thread: the others must hear that this process lives, as one of them may have to save."""
         outcome: list[Exception | None] = []
         self._background.run(lambda: worker.spawner.fetch("final"), then=outcome.append, failed=outcome.append)
         while not outcome:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 
-LOCAL_NETWORK_ERRNO = 65  # a Mac's EHOSTUNREACH: also what a program gets that may not use the local network
+from distributed.ssh.local_network import NO_ROUTE  # also what a program gets that may not use the local network
+
 TRIES = 10  # by then a host that only sleeps or starts has had half a minute
 TERMINAL_CLOSED = (
     "no route to it (errno 65). Was the terminal closed in which this run was started? macOS may then keep the run off"
@@ -17,8 +18,8 @@ BY_ADDRESS = (
 
 
 def advice(name: str, error: Exception, tries: int, *, is_new: bool) -> str:
-    """ "" for none. name: as in the hosts file; is_new: the reason is another than at the last try."""
-    if is_new and getattr(error.__cause__, "errno", None) == LOCAL_NETWORK_ERRNO:
+    """Say what the user may have to do, or "". name: as in the hosts file; is_new: the reason differs from the last."""
+    if is_new and getattr(error.__cause__, "errno", None) == NO_ROUTE:
         return TERMINAL_CLOSED
     return BY_ADDRESS if tries == TRIES and _is_address(name) else ""
 

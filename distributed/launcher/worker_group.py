@@ -7,6 +7,7 @@
     worker_link.py   what is written and read, over one connection after another
 
 One thread, the one that calls `turn`, owns all of this. What may block runs in threads that only tell what comes of it.
+What a run has to decide about, `turn` yields as News: training.py reacts to it before the next is looked at.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ import contextlib
 import json
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from distributed.control.channel import LAUNCHER_GONE
 from distributed.control.messages import Endpoint, split_line
@@ -29,11 +29,9 @@ from . import liveness
 from .audio_push import AudioPush
 from .background import Background, Takes, side_by_side
 from .liveness import Action, Event, Liveness, State
+from .pace import Pace
 from .spawner import Spawner, WorkerProcess
 from .unreached import advice
-
-if TYPE_CHECKING:
-    from .training import Training
 
 KILL_S = 3.0  # what is not killed by then is out of reach, and ends by itself
 TAIL_LINES = 20
@@ -65,7 +63,7 @@ class Worker:
         return self.spawner.name
 
     def begin(self, process: WorkerProcess, audio: AudioPush) -> None:
-        """Another process: nothing of the one before holds."""
+        """Begin with another process: nothing of the one before holds."""
         self.process, self.audio, self.had_process = process, audio, True
         self.beats = self.first_beat = 0
         self.is_busy_link = self.is_known = False
@@ -84,7 +82,7 @@ class Worker:
         self.tell(f"beat {self.beats}")
 
     def describe_failure(self, status: int | None) -> str:
-        """Why it has ended."""
+        """Say why it has ended."""
         if self.error:
             return str(self.error.get("message"))
         if status is None:
@@ -102,49 +100,98 @@ class Worker:
         return f"{reason}; its last lines:\n{last}" if last else f"{reason}, and printed nothing"
 
 
-class WorkerGroup:
-    """`training` is told of the workers, and decides; what it raises ends the run.
+@dataclass(frozen=True)
+class News:
+    """Something that has happened to a worker."""
 
-    `events` gets what happens to workers; `log` each line that they print, prefixed with their host.
+    worker: Worker
+
+
+class Started(News):
+    """A process of its own runs."""
+
+
+class Ready(News):
+    """The worker has loaded, and is there; also one that was lost, and has returned."""
+
+
+@dataclass(frozen=True)
+class Lost(News):
+    """The others have to do without it."""
+
+    for_good: bool
+
+
+@dataclass(frozen=True)
+class Heard(News):
+    """The worker has told an event."""
+
+    event: dict
+
+
+@dataclass(frozen=True)
+class Exited(News):
+    """The process has ended, though it was not lost: `advance` is to be called with what that means."""
+
+    reason: str
+    status: int | None
+
+
+@dataclass(frozen=True)
+class Unreached(News):
+    """The host cannot be reached: `try_again` is to be called, unless the run ends for that."""
+
+    error: TunerError
+
+
+class WorkerGroup:
+    """`events` gets what happens to workers; `log` each line that they print, prefixed with their host.
+
+    pace: how long a worker may be silent. restarting: whether lost workers are to be brought back.
     """
 
     def __init__(
         self,
         spawners: Sequence[Spawner],
-        training: Training,
         *,
+        pace: Pace,
         events: Callable[[dict], None],
         log: Callable[[str], None],
         background: Background,
     ):
         self.workers = {spawner.name: Worker(spawner) for spawner in spawners}
         self.now = 0.0  # seconds that this process was awake
-        self._training, self._events, self._log = training, events, log
+        self.restarting = True
+        self._pace, self._events, self._log = pace, events, log
+        self._news: deque[News] = deque()
         self._background, self._timeouts = background, Timeouts()
         self._last_look = background.now()
         self._next_beat = 0.0
 
     def start(self) -> None:
         for worker in self.workers.values():
-            self._advance(worker, Event.DUE)
+            self.advance(worker, Event.DUE)
 
-    def turn(self) -> None:
-        """Wait for news, at most for TURN_S, and do what is due."""
+    def turn(self) -> Iterator[News]:
+        """Wait for what threads tell, at most for TURN_S, and do what is due."""
         if self.now >= self._next_beat:
             self._next_beat = self.now + self._timeouts.heartbeat_s
             for worker in self.workers.values():
                 if worker.liveness.is_there or worker.liveness.state is State.UNACKNOWLEDGED:
                     worker.beat()  # what is written to a silent one would only be kept for it
-        news = self._background.take(TURN_S)
+        told = self._background.take(TURN_S)
         self._pass_time()
-        for tell in news:
+        for tell in told:
             tell()
+            yield from self.news()
         for worker in self.workers.values():
             self._look_at_clock(worker)
+            yield from self.news()
 
-    def blame(self, worker: Worker, reason: str, event: Event = Event.BLAMED) -> None:
-        """Give up a worker that still runs; another one is started, unless the event is UNFIT."""
-        self._advance(worker, event, reason)
+    def news(self) -> Iterator[News]:
+        """Yield what has happened since, as by a call of `advance`."""
+        while self._news:
+            yield self._news.popleft()
 
     def end(self, *, rescue: bool = False) -> None:
         """Leave no worker behind: ask, wait a moment, kill.
@@ -169,95 +216,109 @@ class WorkerGroup:
     # What the clock brings.
 
     def _pass_time(self) -> None:
-        """The group's clock stands still while this process is frozen, or its machine asleep."""
+        """Let the group's clock go on; it stands still while this process is frozen, or its machine asleep."""
         now = self._background.now()
         self.now += min(now - self._last_look, self._timeouts.longest_turn_s)
         self._last_look = now
 
     def _look_at_clock(self, worker: Worker) -> None:
-        limit = self._training.silence_s(worker)
+        is_sending = worker.audio is not None and worker.audio.is_sending
+        limit = self._pace.silence_s(is_busy_link=worker.is_busy_link or is_sending)
         event = liveness.due_event(worker.liveness, self.now, limit, self._timeouts)
         if event is Event.SILENCE:
             seconds = liveness.silence_limit(worker.liveness, limit, self._timeouts)
             reason = f"nothing heard for {seconds:.0f} s: asleep, or its network is gone"
-            self._advance(worker, event, reason, silent_for=seconds)
-        elif event is Event.NOT_ACKNOWLEDGED or (event and self._training.wants_workers()):
-            self._advance(worker, event)
+            self.advance(worker, event, reason, silent_for=seconds)
+        elif event is Event.NOT_ACKNOWLEDGED or (event and self.restarting):
+            self.advance(worker, event)
 
     # What threads tell.
 
     def _on_started(self, worker: Worker, process: WorkerProcess) -> None:
         def of_this(act: Callable[..., None]) -> Takes:
-            """What is told of a process that was given up meanwhile is void."""
+            """Drop what is told of a process that was given up meanwhile."""
             return lambda content: act(worker, content) if worker.process is process else None
 
         unsent, not_sent = of_this(self._on_unsent), of_this(self._on_not_sent)
         worker.begin(process, AudioPush(worker.spawner, self._background, unsent=unsent, failed=not_sent))
-        self._advance(worker, Event.STARTED)
+        self.advance(worker, Event.STARTED)
         self._background.listen(process, of_this(self._on_line), of_this(self._on_exited), self._timeouts.grace_s)
-        self._training.started(worker)
+        self._news.append(Started(worker))
 
     def _on_reconnected(self, worker: Worker, is_there: bool) -> None:
-        self._advance(worker, Event.RECONNECTED if is_there else Event.NOBODY_THERE)
+        self.advance(worker, Event.RECONNECTED if is_there else Event.NOBODY_THERE)
 
     def _on_unreached(self, worker: Worker, error: Exception) -> None:
-        """Whatever comes in between on the way to a host, the others go on, and it is tried again."""
         if not isinstance(error, TunerError):  # which is the host's, or of a file that cannot be read here
             traceback.print_exception(error)
             error = HostError(worker.name, f"{type(error).__name__}: {error}")
-        self._training.unreached(worker, error)
+        self._news.append(Unreached(worker, error))
+
+    def try_again(self, worker: Worker, error: TunerError) -> None:
+        """Whatever comes in between on the way to a host, go on with the others, and try it again."""
         is_new = worker.unreached != str(error)
         if is_new:
             worker.unreached = str(error)
             self._log(str(error) if isinstance(error, HostError) else f"{worker.name}: {error}")
         if what := advice(worker.name, error, worker.liveness.tries, is_new=is_new):
             self._events({"type": "warning", "host": worker.name, "rank": worker.spawner.rank, "what": what})
-        self._advance(worker, Event.FAILED)
+        self.advance(worker, Event.FAILED)
 
     def _on_line(self, worker: Worker, line: str | None) -> None:
         if line is None:
-            self._advance(worker, Event.CUT_OFF, "the SSH connection was lost")
+            self.advance(worker, Event.CUT_OFF, "the SSH connection was lost")
             return
-        self._advance(worker, Event.HEARD)
+        self.advance(worker, Event.HEARD)
         text, event = split_line(line)
         if text.strip():
             worker.tail.append(text)
             self._log(f"{worker.name}: {text}")
         if event:
-            try:
+            with self.blamed_if_incomplete(worker, event):
                 self._on_event(worker, event)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                self.blame(worker, f"its message {event['type']!r} is incomplete: {error!r}")
 
     def _on_event(self, worker: Worker, event: dict) -> None:
         if event["type"] == "beat":
             if event["heard"] >= worker.first_beat:
-                self._advance(worker, Event.ACKNOWLEDGED)
+                self.advance(worker, Event.ACKNOWLEDGED)
         elif event["type"] == "want":
             worker.audio.start([str(name) for name in event["files"]])
         else:
-            self._training.heard(worker, event)
+            self._news.append(Heard(worker, event))
             if event["type"] == "hello":
-                self._advance(worker, Event.IMPORTED)
+                self.advance(worker, Event.IMPORTED)
             elif event["type"] == "ready":
-                self._advance(worker, Event.LOADED)
+                self.advance(worker, Event.LOADED)
+
+    @contextlib.contextmanager
+    def blamed_if_incomplete(self, worker: Worker, event: dict) -> Iterator[None]:
+        """Give up a worker whose event lacks what it must have."""
+        try:
+            yield
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self.advance(worker, Event.BLAMED, f"its message {event['type']!r} is incomplete: {error!r}")
 
     def _on_exited(self, worker: Worker, status: int | None) -> None:
         reason = worker.lost_for = worker.describe_failure(status)
-        event = Event.EXITED if worker.liveness.is_lost else self._training.meaning_of_exit(worker, reason, status)
-        self._advance(worker, event, reason)
+        if worker.liveness.is_lost:
+            self.advance(worker, Event.EXITED, reason)
+        else:
+            self._news.append(Exited(worker, reason, status))
 
     def _on_unsent(self, worker: Worker, files: Sequence[str]) -> None:
         worker.tell(json.dumps({"type": "unsent", "files": files}))
 
     def _on_not_sent(self, worker: Worker, error: HostError) -> None:
         if worker.liveness.is_there:
-            self.blame(worker, f"clips cannot be sent to it: {error}")
+            self.advance(worker, Event.BLAMED, f"clips cannot be sent to it: {error}")
 
     # What is done about it.
 
-    def _advance(self, worker: Worker, event: Event, reason: str = "", **about: float) -> None:
-        """about: more for the event that tells of a loss."""
+    def advance(self, worker: Worker, event: Event, reason: str = "", *, silent_for: float | None = None) -> None:
+        """Look up in the table of liveness.py what an event makes of a worker, and do it.
+
+        reason, silent_for: told if the worker is lost by that.
+        """
         before = worker.liveness
         worker.liveness, action = liveness.advance(before, event, self.now, self._timeouts)
         state = worker.liveness.state
@@ -274,24 +335,25 @@ class WorkerGroup:
         elif action is Action.RECONNECT:
             self._background.run(worker.spawner.reconnect, partial(self._on_reconnected, worker), unreached)
         elif action is Action.REPORT_LOSS:
-            self._report_loss(worker, reason, about)
+            self._report_loss(worker, reason, silent_for)
         elif action is Action.REPORT_RETURN:
             worker.unreached = ""
             worker.audio.silent.clear()
             self._events({"type": "back", "host": worker.name, "rank": worker.spawner.rank})
         if state is State.READY and before.state is not State.READY:
-            self._training.ready(worker)
+            self._news.append(Ready(worker))
 
     def _retire(self, worker: Worker) -> None:
-        """Nothing more is heard of this process."""
+        """Kill the process; nothing more is heard of it."""
         process, worker.process = worker.process, None
         worker.audio.over.set()
         self._background.run(process.kill)
 
-    def _report_loss(self, worker: Worker, reason: str, about: dict) -> None:
+    def _report_loss(self, worker: Worker, reason: str, silent_for: float | None) -> None:
         worker.lost_for = reason
         if worker.liveness.state is State.SILENT:
             worker.audio.silent.set()
+        about = {} if silent_for is None else {"silent_for": silent_for}
         about |= {"reason": reason, "given_up": worker.liveness.state is State.GIVEN_UP}
         self._events({"type": "lost", "host": worker.name, "rank": worker.spawner.rank, **about})
-        self._training.lost(worker)
+        self._news.append(Lost(worker, for_good=about["given_up"]))

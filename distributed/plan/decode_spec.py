@@ -1,13 +1,23 @@
-"""DecodeSpec: what a host is told that transcribes a part of the clips."""
+"""DecodeSpec: how clips are transcribed, here and by each host that does a part of them."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.json_text import parse_json
 
 from .json_fields import build, json_of
+
+if TYPE_CHECKING:  # a host watches its stdin before it loads torch
+    from torch import nn
+    from transformers import WhisperProcessor
+
+    from whisper_tuner.data.feature_store import FeatureStore
+    from whisper_tuner.eval.evaluation import Transcript
 
 BEFORE, AFTER = "before", "after"  # training: the two models of an evaluation
 
@@ -29,6 +39,30 @@ class DecodeSpec:
     greedy: bool = False
     batch_size: int = 8
     num_threads: int = 0
+
+    def transcribe(
+        self,
+        model: nn.Module,
+        processor: WhisperProcessor,
+        clips: Sequence[Path],
+        *,
+        features: FeatureStore | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> list[Transcript]:
+        """Return what a loaded model writes for each audio file, in order."""
+        from whisper_tuner.eval import evaluation
+
+        return evaluation.transcribe(
+            model,
+            processor,
+            clips,
+            language=self.language,
+            task=self.task,
+            temperatures=evaluation.GREEDY if self.greedy else evaluation.FALLBACK,
+            batch_size=self.batch_size,
+            features=features,
+            progress=progress,
+        )
 
     def to_json(self) -> str:
         return json_of(self)

@@ -1,4 +1,4 @@
-"""Launch: all that a launcher needs to know, as it stands in a run's run.json; and the environment of its processes."""
+"""Launch: all that a launcher needs to know, as it stands in a run's run.json."""
 
 from __future__ import annotations
 
@@ -64,24 +64,3 @@ class Launch:
         command = "distributed-train" if any(rank.host for rank in self.ranks) else "finetune"
         run = self.run_id if run_dir.parent == PROJECT / "runs" else run_dir
         return f"multimac {command} --resume {run}"
-
-
-def environment(project: str | Path) -> dict[str, str]:
-    """Variables of each process of a run, whose code is in the folder `project`."""
-    return {
-        "PYTHONPATH": f"{project}/gym:{project}",
-        "PYTHONUNBUFFERED": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # it warns of every address without a name
-        # Linux alone: tensors of 2 MB and more in large pages, which take a fourth of the time to get.
-        "THP_MEM_ALLOC_ENABLE": "1",
-        # Of what Metal recommends, about 70 % of a Mac's memory. Past the high one torch raises an error; its own, 1.7,
-        # is more than the Mac has, and it swaps instead. Past the low one it gives back what it only caches; torch
-        # refuses one above the high one ("invalid low watermark ratio"), as its own would be: 1.4 (MPSAllocator.mm).
-        "PYTORCH_MPS_HIGH_WATERMARK_RATIO": "1.0",
-        "PYTORCH_MPS_LOW_WATERMARK_RATIO": "0.9",
-        # Macs alone: the GPU's driver waits longer for a command. Some Macs restart under a long load (mlx 3267).
-        "AGX_RELAX_CDM_CTXSTORE_TIMEOUT": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "TRANSFORMERS_VERBOSITY": "error",
-    }

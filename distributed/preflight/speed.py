@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distributed.hosts.code import PRUNED
+from distributed.hosts.host_process import HostProcess
 from distributed.hosts.keep_awake import awake, hosts_awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.hosts.sync import Progress, sync
 from distributed.plan.job import Job
-from distributed.plan.launch import environment
 from distributed.plan.prepare import for_host, prepare_run
 from distributed.plan.run_spec import RunSpec
 from distributed.ssh.connection import Remote
@@ -112,20 +111,17 @@ def _chosen(samples: Sequence[Sample], count: int) -> list[Sample]:
 
 
 def _one(machine: Machine, spec: RunSpec, running: ExitStack) -> Speed:
-    host = machine.host if isinstance(machine, Remote) else None
-    python = machine.expand(host.python) if host else sys.executable
-    project = machine.expand(host.project_path) if host else str(PROJECT)
     last = ""
     try:
-        process = machine.start([python, "-m", PROBE, spec.run_id], env=environment(project), cwd=project)
-        running.callback(process.kill)
-        watchdog = threading.Timer(LIMIT_S, process.kill)
+        probe = HostProcess(machine, PROBE, spec.run_id, request=spec.to_json())
+        running.callback(probe.process.kill)
+        watchdog = threading.Timer(LIMIT_S, probe.process.kill)
         watchdog.daemon = True  # what is started as this is left ends by itself, and holds nobody up
         running.callback(watchdog.cancel)
         watchdog.start()
-        process.write(spec.to_json().encode() + b"\n")
-        for line in process.lines():
-            last = line.strip() or last
+        for _ in probe.events():
+            pass
+        last = probe.last_words
         return Speed(host=machine.name, **json.loads(last))
     except HostError as error:
         return Speed(host=machine.name, problem=str(error))

@@ -184,7 +184,7 @@ def _public_blob(path: Path) -> bytes | None:
 
 
 def _agent_keys(path: Path | None, stack: contextlib.ExitStack) -> Sequence[paramiko.AgentKey]:
-    """Of the agent at a socket of the user's choice (IdentityAgent); paramiko's own class knows SSH_AUTH_SOCK only."""
+    """Ask the agent at a socket of the user's choice (IdentityAgent); paramiko's own class knows SSH_AUTH_SOCK only."""
     if path is None:
         return ()
     agent = paramiko.agent.AgentSSH()

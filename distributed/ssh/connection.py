@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -20,7 +19,7 @@ from .dial import dial
 from .host import Host
 from .local_network import DENIED, WAYS_OUT, is_denied
 from .machine import ANNOUNCE, MOST_BYTES, Completed, quote, raise_unless_ok
-from .process import FAILURES, LOST, STALLED_S, RemoteProcess, communicate
+from .process import FAILURES, LOST, STALLED_S, RemoteProcess, communicate, if_late
 from .settings import SshSettings
 from .transport import Transport
 
@@ -71,6 +70,16 @@ class Remote:
             return str(PurePosixPath(self.home, path[2:]))
         return path
 
+    @property
+    def python(self) -> str:
+        """The interpreter that trains there."""
+        return self.expand(self.host.python)
+
+    @property
+    def project(self) -> str:
+        """The project folder there."""
+        return self.expand(self.host.project_path)
+
     def run(
         self,
         command: Sequence[str],
@@ -109,7 +118,7 @@ class Remote:
             return RemoteProcess(self, channel)
 
     def get(self, remote: str, local: Path, *, most: int = MOST_BYTES) -> None:
-        """As paramiko's own `get`, which reads on for as long as the host sends anything."""
+        """Copy a file. paramiko's own `get` would read on for as long as the host sends anything."""
         with self._errors(f"cannot read {remote}"):
             with self._session() as channel:
                 channel.invoke_subsystem("sftp")
@@ -144,19 +153,14 @@ class Remote:
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[paramiko.Channel]:
-        """It is closed if it is not put to use in time: a host may fall asleep amid this, and paramiko would wait."""
+        """Open a session; close it if it is not put to use in time: a host may fall asleep, and paramiko would wait."""
         channel = self._transport.open_session(timeout=CONNECT_TIMEOUT_S)
-        too_long = threading.Timer(CONNECT_TIMEOUT_S, channel.close)
-        too_long.daemon = True
-        too_long.start()
-        try:
+        with if_late(CONNECT_TIMEOUT_S, channel.close):
             yield channel
-        finally:
-            too_long.cancel()
 
     @contextlib.contextmanager
     def _errors(self, what: str) -> Iterator[None]:
-        """paramiko's and the system's exceptions become one that names the host."""
+        """Turn paramiko's and the system's exceptions into one that names the host."""
         try:
             yield
         except FAILURES as error:
@@ -164,7 +168,7 @@ class Remote:
             raise HostError(self.name, f"{what}: {str(error) or type(error).__name__}{lost}") from error
 
     def _why_lost(self) -> str:
-        """In words, if it has any: paramiko tells it once, and not in the errors of later calls."""
+        """Say why in words, if paramiko has any: it tells them once, and not in the errors of later calls."""
         why = str(self._transport.get_exception() or "")
         return f": {why}" if why else ""
 
@@ -174,7 +178,7 @@ def _local_address(sock: object) -> str | None:
 
 
 def _connect(host: Host, timeout: float, connect_timeout: float, depth: int, via: Sequence[Host] = ()) -> Remote:
-    """via: the jumps to pass through first; they win over the host's own, as in a ProxyJump list of ssh."""
+    """Connect through jumps. via: those to pass first; they win over the host's own, as in a ProxyJump list of ssh."""
     settings = ssh_settings.resolve(host)
     if depth > MAX_JUMPS:
         raise HostError(host.address, f"more than {MAX_JUMPS} jumps", remedy="Look for a loop of ProxyJump.")

@@ -12,7 +12,7 @@ TWICE_S = 4.0
 
 
 def dial(name: str, port: int, timeout: float) -> socket.socket:
-    """In `timeout` seconds; if half of them bring no answer, by a second connection, to where the name leads then.
+    """Connect in `timeout` seconds; if half of them bring no answer, once more, to where the name leads then.
 
     Raises OSError, of which socket.gaierror for a name that is not known; UnicodeError for what cannot be one.
     """
@@ -26,7 +26,7 @@ def dial(name: str, port: int, timeout: float) -> socket.socket:
 
 
 def _connect(name: str, port: int, timeout: float) -> socket.socket:
-    """To the first of its addresses that answers; each has its share of the time."""
+    """Connect to the first of its addresses that answers; each has its share of the time."""
     deadline, addresses = time.monotonic() + timeout, _addresses(name, port)
     error: OSError | None = None
     for number, address in enumerate(addresses):
@@ -39,7 +39,7 @@ def _connect(name: str, port: int, timeout: float) -> socket.socket:
 
 
 def _addresses(name: str, port: int) -> list[tuple[str, int]]:
-    """IPv4, as the ranks use; IPv6 only for a name that has no other.
+    """Look up IPv4, as the ranks use; IPv6 only for a name that has no other.
 
     Never for a Mac's `.local` name: its IPv6 address is fe80::..., good for one interface only, and comes first when a
     Mac has just woken.

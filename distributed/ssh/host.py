@@ -44,5 +44,5 @@ class Hosts:
 
     @property
     def all(self) -> tuple[Host, ...]:
-        """In rank order: the master is rank 0."""
+        """All hosts in rank order: the master is rank 0."""
         return (self.master, *self.workers)

@@ -36,7 +36,7 @@ class Entry:
 
 
 def look_up(name: str, files: Iterable[Path]) -> list[Entry]:
-    """What stands there for a host. A missing file or an odd line counts as empty, as it does for ssh.
+    """Find what stands there for a host. A missing file or an odd line counts as empty, as it does for ssh.
 
     Raises HostError, MissingProgram.
     """
@@ -60,7 +60,7 @@ def _entries(name: str, file: Path) -> Iterator[Entry]:
 
 
 def check(entries: Sequence[Entry], blob: bytes) -> Verdict:
-    """Certificates are not supported: what an authority has signed is not known."""
+    """Judge a key. Certificates are not supported: what an authority has signed is not known."""
     if any(entry.mark == "REVOKED" and entry.blob == blob for entry in entries):
         return Verdict.REVOKED
     accepted = [entry.blob for entry in entries if not entry.mark]
@@ -70,5 +70,5 @@ def check(entries: Sequence[Entry], blob: bytes) -> Verdict:
 
 
 def lookup_name(host: str, port: int) -> str:
-    """How known_hosts writes a host: `[host]:port` unless the port is 22."""
+    """Write a host as known_hosts does: `[host]:port` unless the port is 22."""
     return host if port == 22 else f"[{host}]:{port}"

@@ -20,7 +20,7 @@ WAYS_OUT = (
 
 
 def is_denied(error: OSError, address: str, port: int) -> bool:
-    """Whether it is macOS's privacy that keeps this process from a connection, and not the network."""
+    """Tell whether it is macOS's privacy that keeps this process from a connection, and not the network."""
     if sys.platform != "darwin" or error.errno != NO_ROUTE:
         return False
     command = [NC, "-z", "-G", str(NC_S), address, str(port)]

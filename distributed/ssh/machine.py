@@ -12,16 +12,10 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, Union
+from typing import Protocol
 
 from whisper_tuner.errors import HostError
 
-if TYPE_CHECKING:
-    from .connection import Remote
-    from .process import RemoteProcess
-
-Machine: TypeAlias = Union["LocalMachine", "Remote"]
-Process: TypeAlias = Union["LocalProcess", "RemoteProcess"]
 PLAIN = re.compile(r"[A-Za-z0-9_@+:,./-]+")  # no % or =: fish knows %self, zsh =ls
 MOST_BYTES = 64 << 30  # that one host may send: a checkpoint of Whisper large takes 20 GB
 DYING_S = 1.0  # until a process that is killed can be reaped
@@ -44,6 +38,63 @@ class Completed:
         return cls(
             returncode=returncode, stdout=stdout.decode("utf-8", "replace"), stderr=stderr.decode("utf-8", "replace")
         )
+
+
+class Process(Protocol):
+    """A running command, here or on a host; the leader of its own process group."""
+
+    name: str  # of the machine
+    pid: int
+
+    def write(self, data: bytes) -> None:
+        """Send to its stdin. Raises HostError if it is gone."""
+
+    def close_stdin(self) -> None: ...
+
+    def lines(self) -> Iterator[str]:
+        """Yield each line of stdout and stderr, merged, as it comes and without its newline, until their end."""
+
+    def poll(self) -> int | None:
+        """Return the exit status: None while it runs, below 0 or from 128 on after a signal, 255 also if the connection
+        was lost."""
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Do as poll does, after at most `timeout` seconds."""
+
+    def kill(self) -> None:
+        """Kill it, and all that it has started; may be called again. Raises HostError if it may not be killed."""
+
+
+class Machine(Protocol):
+    """A machine on which commands run: LocalMachine, or a Remote of connection.py."""
+
+    name: str
+
+    def expand(self, path: str) -> str:
+        """Make a path absolute: `~/` is that machine's home."""
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        input: Iterable[bytes] = (),
+        cwd: str | None = None,
+        timeout: float | None = None,
+        check: bool = False,
+        title: str = "",
+    ) -> Completed:
+        """Run to the end. Raises HostError on a timeout, a lost connection, or (check) a status other than 0.
+
+        timeout: seconds; over SSH they count from the end of `input`. title: the command's name in messages.
+        """
+
+    def start(self, command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None) -> Process:
+        """Start a command. Others on the machine can read `env`, so it is no place for secrets. Raises HostError."""
+
+    def get(self, remote: str, local: Path, *, most: int = MOST_BYTES) -> None:
+        """Copy a file. most: bytes that are taken from another machine."""
+
+    def close(self) -> None: ...
 
 
 def quote(command: Sequence[str]) -> str:
@@ -74,8 +125,6 @@ def raise_unless_ok(name: str, command: Sequence[str], result: Completed) -> Non
 
 
 class LocalProcess:
-    """A running command. Its output is stdout and stderr merged."""
-
     def __init__(self, command: Sequence[str], *, name: str, env: Mapping[str, str] | None, cwd: str | None):
         self.name = name
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -87,7 +136,6 @@ class LocalProcess:
         self.pid, self._killed = self._process.pid, False
 
     def write(self, data: bytes) -> None:
-        """Send to its stdin. Raises HostError if it is gone."""
         try:
             self._process.stdin.write(data)
             self._process.stdin.flush()
@@ -99,28 +147,22 @@ class LocalProcess:
             self._process.stdin.close()
 
     def lines(self) -> Iterator[str]:
-        """Each line as it comes, without its newline, until the end of the output."""
         for line in self._process.stdout:
             yield line.decode("utf-8", "replace").rstrip("\r\n")
 
     def poll(self) -> int | None:
-        """Exit status, None while it runs; below 0 or 255 after a signal, 255 if the connection was lost."""
         return self._process.poll()
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """As poll, after at most `timeout` seconds."""
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
 
     def kill(self) -> None:
-        """It, and all that it has started; may be called again. Raises HostError if it may not be killed.
-
-        A group of zombies is refused by macOS with EPERM, as if it were somebody else's (killpg1 in xnu's kern_sig.c).
-        So it is reaped, before and after: what has ended is no error, what goes on is one. Its number may soon be
-        another group's, so it is killed once.
-        """
+        # macOS refuses a group of zombies with EPERM, as if it were somebody else's (killpg1 in xnu's kern_sig.c).
+        # So it is reaped, before and after: what has ended is no error, what goes on is one. Its number may soon be
+        # another group's, so it is killed once.
         self.poll()
         if self._killed:
             return
@@ -138,7 +180,6 @@ class LocalMachine:
         self.name = name or socket.gethostname()
 
     def expand(self, path: str) -> str:
-        """Absolute path there: `~/` is that machine's home."""
         return str(Path(path).expanduser())
 
     def run(
@@ -151,10 +192,6 @@ class LocalMachine:
         check: bool = False,
         title: str = "",
     ) -> Completed:
-        """Run to the end. Raises HostError on a timeout, a lost connection, or (check) a status other than 0.
-
-        timeout: seconds; over SSH they count from the end of `input`. title: the command's name in messages.
-        """
         title = title or f"`{command[0]}`"
         try:
             done = subprocess.run(list(command), input=b"".join(input), capture_output=True, cwd=cwd, timeout=timeout)
@@ -170,11 +207,9 @@ class LocalMachine:
     def start(
         self, command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None
     ) -> LocalProcess:
-        """Others on the machine can read `env`, so it is no place for secrets."""
         return LocalProcess(command, name=self.name, env=env, cwd=cwd)
 
     def get(self, remote: str, local: Path, *, most: int = MOST_BYTES) -> None:
-        """Copy a file. most: bytes that are taken from another machine."""
         local.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(self.expand(remote), local)
 

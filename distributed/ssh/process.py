@@ -9,16 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import paramiko
 
 from whisper_tuner.errors import HostError
 
-from .machine import ANNOUNCED, Completed
-
-if TYPE_CHECKING:
-    from .connection import Remote
+from .machine import ANNOUNCED, Completed, Machine
 
 LOST = 255
 STALLED_S = 30.0  # without a single byte moving
@@ -29,9 +25,9 @@ FAILURES = (paramiko.SSHException, OSError, EOFError)
 
 
 class RemoteProcess:
-    """A command on a host; the leader of its own process group there."""
+    """A command on a host."""
 
-    def __init__(self, remote: Remote, channel: paramiko.Channel):
+    def __init__(self, remote: Machine, channel: paramiko.Channel):
         self.name = remote.name
         self._remote, self._channel = remote, channel
         self._lines = lines_of(channel)
@@ -118,7 +114,7 @@ def communicate(channel: paramiko.Channel, input: Iterable[bytes], timeout: floa
 
 
 def send_all(channel: paramiko.Channel, input: Iterable[bytes]) -> None:
-    """All of `input`, then the end of stdin."""
+    """Send all of `input`, then the end of stdin."""
     channel.settimeout(STALLED_S)
     for send in chain((partial(channel.sendall, block) for block in input), [channel.shutdown_write]):
         try:
@@ -137,23 +133,28 @@ def _cut(transport: paramiko.Transport) -> None:
     transport.close()
 
 
-@contextlib.contextmanager
-def _closed_if_stuck(channel: paramiko.Channel, seconds: float) -> Iterator[None]:
+def _closed_if_stuck(channel: paramiko.Channel, seconds: float) -> contextlib.AbstractContextManager:
     """Close the connection if what is sent to it takes longer.
 
     A full socket knows no timeout: paramiko writes on until the connection is closed, and lets nobody else write.
     """
-    stuck = threading.Timer(seconds, _cut, [channel.get_transport()])
-    stuck.daemon = True
-    stuck.start()
+    return if_late(seconds, partial(_cut, channel.get_transport()))
+
+
+@contextlib.contextmanager
+def if_late(seconds: float, act: Callable[[], None]) -> Iterator[None]:
+    """Call act() from a thread if what is done in here takes longer, so that whatever waits in here fails."""
+    late = threading.Timer(seconds, act)
+    late.daemon = True  # what nobody waits for any more does not keep the process
+    late.start()
     try:
         yield
     finally:
-        stuck.cancel()
+        late.cancel()
 
 
 def status_of(channel: paramiko.Channel) -> int:
-    """A session that ends without a status while the connection lives was killed; paramiko does not tell by what."""
+    """Return the exit status. A session that ends without one while the connection lives was killed, by a signal."""
     status = channel.recv_exit_status()
     if status >= 0:
         return status

@@ -31,13 +31,13 @@ class SshSettings:
 
     @property
     def target(self) -> str:
-        """What a person types after `ssh`."""
+        """The words that a person types after `ssh`."""
         port = f"-p {self.port} " if self.port != 22 else ""
         return f"{port}{self.user}@{self.host}"
 
 
 def resolve(host: Host) -> SshSettings:
-    """Settings for a host: what its hosts file says wins over ~/.ssh/config. Raises HostError, MissingProgram."""
+    """Read a host's settings: what its hosts file says wins over ~/.ssh/config. Raises HostError, MissingProgram."""
     said = query(host)
     known = " ".join([*said.get("userknownhostsfile", []), *said.get("globalknownhostsfile", [])])
     try:
@@ -62,7 +62,7 @@ def resolve(host: Host) -> SshSettings:
 
 
 def query(host: Host) -> dict[str, list[str]]:
-    """What `ssh -G` says: some keys come more than once."""
+    """Ask `ssh -G`: some keys come more than once."""
     command = ["ssh", "-G"]
     command += ["-l", host.user] if host.user else []
     command += ["-p", str(host.port)] if host.port else []
@@ -85,13 +85,13 @@ def query(host: Host) -> dict[str, list[str]]:
 
 
 def first(said: dict[str, list[str]], key: str) -> str | None:
-    """The first value of a key; None where ssh says `none`."""
+    """Return the first value of a key; None where ssh says `none`."""
     value = said.get(key, ["none"])[0]
     return None if value.lower() == "none" else value
 
 
 def agent_socket(named: str) -> Path | None:
-    """named: IdentityAgent, a path or the variable that holds one."""
+    """Find the socket. named: IdentityAgent, a path or the variable that holds one."""
     if named.lower() == "none":
         return None
     named = "$SSH_AUTH_SOCK" if named == "SSH_AUTH_SOCK" else named
@@ -110,7 +110,7 @@ def expand(path: str) -> Path:
 
 
 def parse_jump(jump: str) -> Host:
-    """`[user@]host[:port]` of ProxyJump."""
+    """Read `[user@]host[:port]` of ProxyJump."""
     user, _, rest = jump.removeprefix("ssh://").rpartition("@")
     name, _, port = rest.rpartition(":") if rest.count(":") == 1 else (rest, "", "")
     return Host(address=name.strip("[]"), user=user or None, port=port_number(port) if port else None)

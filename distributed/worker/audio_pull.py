@@ -42,7 +42,7 @@ class AudioPull:
             time.sleep(POLL_S)
 
     def _look(self) -> None:
-        """Every LOOK_S: see what has arrived, and tell the launcher that this worker waits."""
+        """Look every LOOK_S for what has arrived, and tell the launcher that this worker waits."""
         now = time.monotonic()
         if now < self._next_look:
             return

@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def alarm() -> None:
-    """Its default action ends the process, whatever this does then: nobody is left to stop it."""
+    """Set an alarm, whose default action ends the process, whatever this does then: nobody is left to stop it."""
     signal.alarm(int(Timeouts().launcher_silence_s))
 
 
@@ -64,7 +64,6 @@ def decoder(spec: DecodeSpec) -> Hears:
 
     from exogym import device as devices
     from whisper_tuner.data.feature_store import FeatureStore
-    from whisper_tuner.eval.evaluation import FALLBACK, GREEDY, transcribe
     from whisper_tuner.export.final import load_model
 
     if spec.num_threads:
@@ -82,11 +81,9 @@ def decoder(spec: DecodeSpec) -> Hears:
             store = FeatureStore(folder, extractor) if spec.cache_dir else None
             loaded[name] = model.to(device), processor, store
         model, processor, store = loaded[name]
-        temperatures = GREEDY if spec.greedy else FALLBACK
-        about = {"language": spec.language, "task": spec.task, "temperatures": temperatures}
         if not clips:
             return []
-        return transcribe(model, processor, clips, batch_size=spec.batch_size, features=store, **about)
+        return spec.transcribe(model, processor, clips, features=store)
 
     return hears
 

@@ -74,8 +74,15 @@ def _work(spec: RunSpec, channel: ControlChannel) -> None:
     from .train import run  # torch and transformers: seconds, in which the channel is already watched
 
     gc.enable()
-    about = {"pid": os.getpid(), "system": platform.system(), "source": loaded_source_hash()}
-    send_event({"type": "hello", **about, "awake": keep_awake(os.getpid())})
+    send_event(
+        {
+            "type": "hello",
+            "pid": os.getpid(),
+            "system": platform.system(),
+            "source": loaded_source_hash(),
+            "awake": keep_awake(os.getpid()),
+        }
+    )
     if told := spare_backups(Path(spec.run_dir)):
         send_event({"type": "notice", "what": told})
     save = run(spec, events=send_event, channel=channel)
@@ -86,7 +93,7 @@ def _work(spec: RunSpec, channel: ControlChannel) -> None:
 
 
 def spare_backups(run_dir: Path) -> str:
-    """From the project folder, where a worker runs. Returns what is to be told."""
+    """Exclude what can be made anew, from the project folder, where a worker runs. Returns what is to be told."""
     checkpoints = run_dir / CHECKPOINTS
     with contextlib.suppress(OSError):  # whoever writes a checkpoint says why
         checkpoints.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -94,7 +101,7 @@ def spare_backups(run_dir: Path) -> str:
 
 
 def loaded_source_hash() -> str:
-    """Hash of our source files that this process has loaded: a host may load another copy than the one it was sent."""
+    """Hash our source files that this process has loaded: a host may load another copy than the one it was sent."""
     digest = hashlib.sha256()
     for name, module in sorted(sys.modules.items()):
         path = getattr(module, "__file__", None)

@@ -6,16 +6,15 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from distributed.plan.run_spec import RunSpec
 from exogym import device as devices
-from exogym.device import random_state, set_random_state
+from exogym.minibatch import GROWTH, peak_of, untouched
 from exogym.samplers.batches import to_device
 from whisper_tuner.data.batch_shapes import CPU_POSITIONS, POSITIONS, positions
 from whisper_tuner.data.batches import ShardBatches
@@ -30,7 +29,6 @@ WORKERS = {f"{__package__}.main", f"{__package__}.speed"}
 RESERVE = 0.1  # of the memory: left to what else runs there
 CARD_RESERVE = 4_000_000_000  # bytes, the most that is left of a card's memory: for contexts, and the allocator's gaps
 OTHERS = 0.9  # of a device: where less than this is left of it, other programs have the rest
-GROWTH = 1.15  # of what a clip takes, from the first step to later ones, when freed memory lies in pieces (CPU: 1.13)
 CHECKPOINTED = "it computes activations again in the backward pass (gradient_checkpointing), which takes a third longer"
 NO_FULL_CLIP = "no clip is padded to 30 s (audio_context = mixed): one takes more than this worker's share of memory"
 _OR = "a smaller max_duration_s, fewer workers on that machine, or a smaller model; close other programs there."
@@ -43,12 +41,12 @@ SPARE = 80_000_000  # bytes: for clips that are read ahead, and for the heap's g
 
 
 class TooLittleMemory(RunError):
-    """Not even one clip fits."""
+    """The memory does not hold even one clip."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What a worker may hold of a device's memory: `bytes`, one of `workers` equal parts of what is available now.
+    """The memory of a device that a worker may hold: `bytes`, one of `workers` equal parts of what is available now.
 
     most: of all that there is. What other programs hold they can give back, so only what does not fit into this does
     not fit.
@@ -78,20 +76,16 @@ class Needs:
         return self.one + (clips - 1) * self.more
 
     def told(self, later: int) -> str:
-        """Of one clip, with `later` bytes more."""
+        """Say what one clip takes, with `later` bytes more."""
         return f"{'more than ' if self.is_full else ''}{size(self.one + later)}"
 
     def clips_in(self, room: int) -> int:
         return 0 if self.is_full or room < self.one else 1 + (room - self.one) // self.more
 
 
-class _Full(Exception):
-    """More than the share is in use."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Training steps of `model` with silent clips of `longest`. They leave no trace, see `_untouched`."""
+    """Training steps of `model` with silent clips of `longest`, which leave no trace."""
 
     model: nn.Module
     batches: ShardBatches
@@ -100,7 +94,7 @@ class Trial:
     precision: str
 
     def clips_in(self, room: int, kept: int) -> tuple[int, Needs]:
-        """How many clips of a batch fit into `room` bytes, and what was measured. kept: taken too if it is cut."""
+        """Tell how many clips of a batch fit into `room` bytes, and what was measured. kept: taken too if it is cut."""
         whole = self.batches.at_once(*self.longest)
         needs = self.measure(min(2, whole))
         if needs.clips_in(room) >= whole:
@@ -113,8 +107,8 @@ class Trial:
         return clips, needs
 
     def measure(self, clips: int) -> Needs:
-        """A step with one clip and, if that is not all, one with `clips`."""
-        with _untouched(self.model, self.share.device):
+        """Measure a step with one clip and, if that is not all, one with `clips`."""
+        with untouched(self.model, self.share.device):
             self.model.train()
             one, is_full = self._peak(1, self.share.most)
             if is_full or clips == 1 or one > self.share.bytes:
@@ -124,25 +118,7 @@ class Trial:
             return Needs(one=one, more=max(1, int(GROWTH * (added - one) / (clips - 1))))
 
     def _peak(self, clips: int, limit: int) -> tuple[int, bool]:
-        """(bytes, whether the step was broken off since it took more than `limit` of them)"""
-
-        def look(*_call: object) -> None:
-            if devices.memory_in_use(self.share.device) > limit:
-                raise _Full
-
-        is_full = False
-        with devices.PeakMemory(self.share.device) as peak:
-            looking = register_module_forward_pre_hook(look)
-            try:
-                self._step(clips)
-            except (_Full, RuntimeError, MemoryError) as error:
-                is_full = isinstance(error, _Full) or devices.is_out_of_memory(error)
-                if not is_full:
-                    raise
-            finally:
-                looking.remove()
-                self.model.zero_grad(set_to_none=True)
-        return peak.bytes, is_full
+        return peak_of(lambda: self._step(clips), self.model, self.share.device, limit)
 
     def _step(self, clips: int) -> None:
         batch = to_device(self.batches.blank(clips, self.longest), self.share.device)
@@ -170,14 +146,14 @@ def fit_into_memory(
     model.to(share.device)
     _suit(share.device, train, validation)
     began = time.perf_counter()
-    on = {"model": model, "batches": train, "share": share, "precision": precision}
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     later = _later(share.device, trained, more_bytes)
-    if (full := train.full_clip()) and Trial(longest=full, **on).clips_in(share.bytes - later, 0)[0] < 1:
+    trial = Trial(model=model, batches=train, longest=train.longest(), share=share, precision=precision)
+    if (full := train.full_clip()) and replace(trial, longest=full).clips_in(share.bytes - later, 0)[0] < 1:
         train.crop_all()
+        trial = replace(trial, longest=train.longest())
         events({"type": "warning", "what": f"{NO_FULL_CLIP} ({size(share.bytes)}{share.among()})"})
-    longest = train.longest()
-    trial = Trial(longest=longest, **on)
+    longest = trial.longest
     clip_s, whole = train.seconds(longest[0]), train.at_once(*longest)
     kept = trained * FLOAT if whole > 1 else 0  # gradients, from one part of a batch to the next
     at_once, needs = trial.clips_in(share.bytes - later, kept)
@@ -186,8 +162,9 @@ def fit_into_memory(
         if model.checkpoint_gradients():
             what = _too_large(clip_s, needs.told(later), share.bytes, share)
             events({"type": "warning", "what": f"{what}: {CHECKPOINTED}"})
-            again = {"share": share, "precision": precision, "events": events, "more_bytes": more_bytes}
-            return fit_into_memory(model, train, validation, **again)
+            return fit_into_memory(
+                model, train, validation, share=share, precision=precision, events=events, more_bytes=more_bytes
+            )
         _refuse(clip_s, needs, later, share)
     needed = needs.of(whole) + later
     if max(1, at_once) < whole:
@@ -199,13 +176,21 @@ def fit_into_memory(
         longer = max(1, *(own / known for own, known in zip(validation.longest(), longest, strict=True)))
         clips = max(1, int(needs.clips_in(share.bytes - later) / longer))
         validation.limit_positions(clips * positions(*validation.longest()))
-    about = {"clip_s": clip_s, "clips": whole, "at_once": train.at_once(*longest), "needed": needed}
-    about["share"] = share.bytes
-    events({"type": "memory", **about, "seconds": time.perf_counter() - began})
+    events(
+        {
+            "type": "memory",
+            "clip_s": clip_s,
+            "clips": whole,
+            "at_once": train.at_once(*longest),
+            "needed": needed,
+            "share": share.bytes,
+            "seconds": time.perf_counter() - began,
+        }
+    )
 
 
 def _later(device: torch.device, trained: int, more_bytes: int) -> int:
-    """Bytes at the peak of later steps that a first forward and backward pass does not show."""
+    """Estimate the bytes at the peak of later steps that a first forward and backward pass does not show."""
     if device.type == "cuda":  # what the strategy keeps is not on the card
         return trained * CUDA_AFTER_A_STEP_BYTES + 2 * min(STAGED, trained * FLOAT) + SPARE
     return trained * (AFTER_A_STEP_BYTES + more_bytes) + SPARE
@@ -243,41 +228,20 @@ def _suit(device: torch.device, *samples: ShardBatches | None) -> None:
 
 @contextmanager
 def out_of_memory_told(remedy: str = RAN_OUT_REMEDY, *, loading: bool = False) -> Iterator[None]:
-    """Raises TooLittleMemory for an allocator's error. Other programs may have taken the memory since it was shared."""
+    """Raise TooLittleMemory for an allocator's error: other programs may have taken the memory since it was shared."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if devices.is_out_of_memory(error):
-            what = devices.told_out_of_memory(error)
-            if loading:
-                raise TooLittleMemory(f"memory ran out while the model was loaded: {what}", remedy=remedy) from error
-            raise TooLittleMemory(f"memory ran out while training: {what}", remedy=remedy) from error
-        raise
-
-
-@contextmanager
-def _untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Afterwards the model and the random generators are as they were."""
-    chance = random_state(device)
-    modes = [(module, module.training) for module in model.modules()]
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    model.zero_grad(set_to_none=True)
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        for buffer, before in buffers:
-            buffer.copy_(before)
-        set_random_state(chance, device)
-        devices.empty_cache(device)
+        if not devices.is_out_of_memory(error):
+            raise
+        what = devices.told_out_of_memory(error)
+        if loading:
+            raise TooLittleMemory(f"memory ran out while the model was loaded: {what}", remedy=remedy) from error
+        raise TooLittleMemory(f"memory ran out while training: {what}", remedy=remedy) from error
 
 
 def share_of_memory(spec: RunSpec, device: str | None) -> Share:
-    """What this worker may hold of the memory of the device that it trains on."""
+    """Compute what this worker may hold of the memory of the device that it trains on."""
     chosen = devices.choose(device, local_rank=spec.rank)
     own = devices.own_memory(chosen)
     held = devices.memory_in_use(chosen)
@@ -299,18 +263,16 @@ def share_of_memory(spec: RunSpec, device: str | None) -> Share:
 
 
 def _of_machine(spec: RunSpec) -> tuple[int, int]:
-    """Bytes for this process, of those available and of all; what the run's workers hold is shared among them too."""
-    memory = machine_memory()
-    reserve = RESERVE * memory["total"]
-    ours = min(memory["available"] + _held_by_workers(spec.run_id), memory["total"])
-    return int(ours - reserve) // spec.machine_workers, int(memory["total"] - reserve) // spec.machine_workers
+    """Compute the bytes for this process, of those available and of all.
 
-
-def _held_by_workers(run_id: str) -> int:
-    """Bytes that only this process and the run's other workers on this machine hold."""
+    What only the run's workers on this machine hold, this one included, is shared among them too.
+    """
     held = 0
     for process in psutil.process_iter(["cmdline", "memory_info"]):
-        line, memory = process.info["cmdline"] or (), process.info["memory_info"]
-        if memory and (process.pid == os.getpid() or (run_id in line and WORKERS & set(line))):
-            held += memory.rss - getattr(memory, "shared", 0)
-    return held
+        line, its = process.info["cmdline"] or (), process.info["memory_info"]
+        if its and (process.pid == os.getpid() or (spec.run_id in line and WORKERS & set(line))):
+            held += its.rss - getattr(its, "shared", 0)
+    memory = machine_memory()
+    reserve = RESERVE * memory["total"]
+    ours = min(memory["available"] + held, memory["total"])
+    return int(ours - reserve) // spec.machine_workers, int(memory["total"] - reserve) // spec.machine_workers

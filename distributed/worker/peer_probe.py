@@ -55,7 +55,7 @@ class PeerProbe:
         self._turned, self._looked = clock(), -LOOK_S
 
     def meet(self, peers: list) -> None:
-        """From any thread: where the others listen now, as [address, port]."""
+        """Note, from any thread, where the others listen now, as [address, port]."""
         with self._lock:
             self._peers = {endpoint(*peer) for peer in peers}
 
@@ -116,7 +116,7 @@ class PeerProbe:
             time.sleep(AGAIN_S)
 
     async def _ask(self, peer: Endpoint) -> None:
-        """By a new connection each time: TCP itself tries a lost one again ever more slowly."""
+        """Try a new connection each time: TCP itself tries a lost one again ever more slowly."""
         try:
             with socket.socket() as attempt:
                 attempt.setblocking(False)
@@ -129,9 +129,9 @@ class PeerProbe:
                 self._send({"type": "warning", "what": f"{DENIED}. {WAYS_OUT}"})
 
     def _tell(self, generation: int, waits: bool) -> None:
-        """As long as there is somebody: the launcher may not have been able to make use of it before."""
+        """Tell as long as there is somebody: the launcher may not have been able to make use of it before."""
         unreached = self._unanswered.unreached()
         if unreached or self._told:
-            about = {"generation": generation, "waits": waits, "unreached": [list(peer) for peer in sorted(unreached)]}
-            self._send({"type": "reach", **about})
+            listed = [list(peer) for peer in sorted(unreached)]
+            self._send({"type": "reach", "generation": generation, "waits": waits, "unreached": listed})
         self._told = unreached

@@ -34,7 +34,7 @@ COLLECTIVE_S = 3600.0  # gloo's own limit; the launcher knows sooner who is slow
 
 @dataclass(frozen=True, kw_only=True)
 class RankWork:
-    """What a rank trains, and how; save(folder, result) writes the trained model."""
+    """The work of a rank: what it trains, and how; save(folder, result) writes the trained model."""
 
     model: nn.Module
     train: DataSource
@@ -86,9 +86,16 @@ class RankTrainer(Trainer):
             lambda key: client.wait_for_told(number, key, JOIN_S),
         )
         key = hmac.digest(bytes.fromhex(self.spec.rendezvous.key), generation.prefix.encode(), "sha256")
-        about = {"rank": rank, "world_size": len(generation.members), "timeout": COLLECTIVE_S, "key": key}
         try:
-            return ProcessGroupComm(store=store, address=self._route().address, interrupted=interrupted, **about)
+            return ProcessGroupComm(
+                store=store,
+                address=self._route().address,
+                rank=rank,
+                world_size=len(generation.members),
+                timeout=COLLECTIVE_S,
+                key=key,
+                interrupted=interrupted,
+            )
         except (OSError, HostError) as error:
             raise PeerLost(f"cannot reach the others: {error}") from error
 

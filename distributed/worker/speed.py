@@ -35,8 +35,9 @@ def speed(spec: RunSpec) -> dict[str, float]:
     alone = dataclasses.replace(spec, hosts=SingleComm().members)  # LocalTrainer's name for a rank that has no peers
     devices.repeat_bits(devices.choose(spec.wanted_device, local_rank=spec.rank))  # as in training, since it takes time
     work = load_whisper(alone, events.append, unsent=())
-    short = {"save_dir": None, "checkpoint_interval": 0, "resume": False, "early_stopping": 0, "keep_best": False}
-    settings = dataclasses.replace(work.settings, **short)
+    settings = dataclasses.replace(
+        work.settings, save_dir=None, checkpoint_interval=0, resume=False, early_stopping=0, keep_best=False
+    )
     LocalTrainer(work.model, work.train).run_rank(0, settings, events=events.append)
     _, *counted = [event for event in events if event["type"] == "step"]
     step_s = statistics.median(step["seconds"] for step in counted)

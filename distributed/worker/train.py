@@ -58,15 +58,22 @@ def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[
     events({"type": "ready"})
     with out_of_memory_told(SMALLER_BATCHES if spec.bundle else RAN_OUT_REMEDY):
         result = trainer.run_rank(spec.rank, work.settings, events=events, should_stop=channel.stopping.is_set)
-    done = {"steps": result.steps, "seconds": result.seconds, "stopped": result.stopped, "digest": result.digest}
-    events({"type": "done", **done})
+    events(
+        {
+            "type": "done",
+            "steps": result.steps,
+            "seconds": result.seconds,
+            "stopped": result.stopped,
+            "digest": result.digest,
+        }
+    )
     return lambda: work.save(Path(spec.run_dir) / spec.final, result)
 
 
 def load_whisper(
     spec: RunSpec, events: Events, unsent: Container[str], *, stopped: Callable[[], bool] = lambda: False
 ) -> RankWork:
-    """Model and data of a profile, in parts that fit into this worker's memory. Raises TooLittleMemory.
+    """Load model and data of a profile, in parts that fit into this worker's memory. Raises TooLittleMemory.
 
     Log-mels are computed here, so that no step waits for them; not all of them once stopped() is true.
     """
@@ -83,9 +90,14 @@ def load_whisper(
         devices.keep_few_primitives()
     if most := devices.most_terms(share.device):
         split_wide_layers(trained, most)
-    about = {"label_smoothing": profile.label_smoothing, "encoder_store": data.encoder_store}
     work = RankWork(
-        model=WhisperModelWrapper(trained, processor, "cpu", **about),  # TrainNode moves it to the device
+        model=WhisperModelWrapper(
+            trained,
+            processor,
+            "cpu",  # TrainNode moves it to the device
+            label_smoothing=profile.label_smoothing,
+            encoder_store=data.encoder_store,
+        ),
         train=data.sampler(profile.train, shuffle=True),
         validation=data.sampler(profile.validation, shuffle=False) if profile.validation else None,
         settings=settings,
@@ -156,10 +168,14 @@ class _Data:
     def sampler(self, manifest: Path, *, shuffle: bool) -> ElasticSampler:
         spec, profile = self._spec, self._spec.profile
         # Audio of other hosts' shards is not on this machine, at first.
-        listing = {"max_duration_s": profile.max_duration_s, "no_speech": profile.no_speech == "train"}
-        samples = load_manifest(manifest, check_audio=False, **listing).samples
+        known = load_manifest(
+            manifest,
+            check_audio=False,
+            max_duration_s=profile.max_duration_s,
+            no_speech=profile.no_speech == "train",
+        )
         batches = ShardBatches(
-            samples,
+            known.samples,
             profile,
             features=self._features,
             labels=self._encoder,
@@ -173,7 +189,7 @@ class _Data:
         return ElasticSampler(batches, spec.hosts, spec.name)
 
     def make_room(self, work: RankWork) -> None:
-        """For the outputs of the encoder, if they are kept. Raises RunError."""
+        """Make room for the outputs of the encoder, if they are kept. Raises RunError."""
         if self.encoder_store:
             samplers = filter(None, (work.train, work.validation))
             needed = sum(sampler.samples.stored_bytes(sampler.next_numbers()) for sampler in samplers)
@@ -200,5 +216,5 @@ class _Data:
 
 
 def _samples(sampler: ElasticSampler, steps: int | None = None) -> list[Sample]:
-    """What this rank reads in its next epoch, or in so many steps of it."""
+    """List what this rank reads in its next epoch, or in so many steps of it."""
     return [sampler.samples.samples[number] for number in sampler.next_numbers(steps)]

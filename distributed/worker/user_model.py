@@ -19,7 +19,7 @@ from .rank_trainer import RankWork
 
 
 def load_bundle(spec: RunSpec) -> RankWork:
-    """Raises RunError if the file is not the one that was sent."""
+    """Open the bundle. Raises RunError if the file is not the one that was sent."""
     data = Path(spec.bundle.path).read_bytes()
     if hashlib.sha256(data).hexdigest() != spec.bundle.sha256:
         raise RunError(f"{spec.bundle.path} is not the file that was sent", remedy="Start the run again.")

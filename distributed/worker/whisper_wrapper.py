@@ -50,7 +50,7 @@ class WhisperModelWrapper(nn.Module):
         return self._whisper.device
 
     def forward(self, batch: Mapping[str, Tensor] | Sequence[Tensor]) -> tuple[Tensor, int]:
-        """(mean loss per target token, float32 scalar; number of target tokens).
+        """Return (mean loss per target token, float32 scalar; number of target tokens).
 
         `batch` is a dict with `input_features` and `labels`, or a pair `(audio_features, labels)`. Features are
         log-mel, float32 [B, 80|128, frames], at most the model's full length; labels are int64 [B, L], -100 = no
@@ -92,11 +92,11 @@ class WhisperModelWrapper(nn.Module):
 
     @property
     def _again(self) -> dict[str, Any]:
-        """For torch's checkpoint: with the same dropout."""
+        """The arguments of torch's checkpoint, with the same dropout."""
         return {"use_reentrant": False, "preserve_rng_state": False, "context_fn": self._same_draws}
 
     def train(self, mode: bool = True) -> WhisperModelWrapper:
-        """An encoder that is not trained has no dropout either: it says the same of a clip each time."""
+        """Switch the mode. An encoder that is not trained has no dropout: it says the same of a clip each time."""
         super().train(mode)
         encoder = self._whisper.model.encoder
         if not any(parameter.requires_grad for parameter in encoder.parameters()):
@@ -104,7 +104,7 @@ class WhisperModelWrapper(nn.Module):
         return self
 
     def _encoded(self, batch: Mapping[str, Any], lengths: Lengths | None) -> Tensor:
-        """float32 [B, frames / 2, d_model], or [1, ...] of clips that stand one after the other"""
+        """Encode: float32 [B, frames / 2, d_model], or [1, ...] of clips that stand one after the other."""
         if "encoder_states" in batch:
             states = batch["encoder_states"].to(self.device)
             return states.unsqueeze(0) if lengths else states
@@ -119,7 +119,7 @@ class WhisperModelWrapper(nn.Module):
         return torch.cat(kept).unsqueeze(0) if lengths else torch.stack(kept)
 
     def _loss(self, states: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor]) -> Tensor:
-        """Summed cross entropy of targets [n] for the decoder's states [n, d_model].
+        """Sum the cross entropy of targets [n] for the decoder's states [n, d_model].
 
         The logits of all would be the largest array of a step: they are made for some at a time, and made again for the
         gradient. torch's own linear_cross_entropy knows no output layer that is split or has an adapter.

@@ -19,7 +19,7 @@ from exogym.micro_batches import Forward
 from exogym.samplers.batches import DatasetSamples
 
 USAGE = 0.8  # of the memory available, unless somebody says how much
-GROWTH = 1.15  # of what a sample takes, from the first step to later ones, when freed memory lies in pieces
+GROWTH = 1.15  # of what a sample takes, from the first step to later ones, when freed memory lies in pieces (CPU: 1.13)
 CERTAIN = 0.5  # of the room: what is expected to take more is tried
 TWO = 2  # samples of the first pass: BatchNorm cannot train on one
 FEW = 4  # samples that tell, beside the first, what one more takes
@@ -43,7 +43,8 @@ class Memory:
 
     @classmethod
     def of(cls, device: torch.device, *, usage: float, sharing: int = 1, available: int | None = None) -> Memory:
-        """sharing: ranks on this machine. available: to all of them, before they were started; now, if None."""
+        """Divide what there is. sharing: ranks on this machine. available: to all of them, before they were started;
+        now, if None."""
         devices.empty_cache(device)
         resident = devices.memory_in_use(torch.device("cpu"))
         held, limits = devices.memory_in_use(device), []
@@ -63,6 +64,32 @@ class _Full(Exception):
     """More than there is room for is in use."""
 
 
+def peak_of(one_pass: Callable[[], None], model: nn.Module, device: torch.device, limit: int) -> tuple[int, bool]:
+    """Measure the bytes in use on the device at the peak of a forward and backward pass of the model.
+
+    The second value tells whether the pass was broken off: more than `limit` bytes were in use as a module was called,
+    or the allocator had no more. Gradients are dropped.
+    """
+
+    def look(*_call: object) -> None:
+        if devices.memory_in_use(device) > limit:
+            raise _Full
+
+    is_full = False
+    with devices.PeakMemory(device) as peak:
+        looking = register_module_forward_pre_hook(look)
+        try:
+            one_pass()
+        except Exception as error:
+            is_full = isinstance(error, _Full) or devices.is_out_of_memory(error)
+            if not is_full:
+                raise
+        finally:
+            looking.remove()
+            model.zero_grad(set_to_none=True)
+    return peak.bytes, is_full
+
+
 @dataclass(frozen=True)
 class Trial:
     """Forward and backward passes with samples of the first epoch; `alive` is called before each."""
@@ -75,24 +102,9 @@ class Trial:
 
     def peak(self, count: int) -> int | None:
         """Return the bytes in use at the peak of a pass of `count` samples; None if there is no room for it."""
-
-        def look(*_call: object) -> None:
-            if devices.memory_in_use(self.memory.device) > self.memory.most:
-                raise _Full
-
         self.alive()
-        with devices.PeakMemory(self.memory.device) as peak:
-            looking = register_module_forward_pre_hook(look)
-            try:
-                self._pass(count)
-            except Exception as error:
-                if isinstance(error, _Full) or devices.is_out_of_memory(error):
-                    return None
-                raise
-            finally:
-                looking.remove()
-                self.model.zero_grad(set_to_none=True)
-        return peak.bytes if peak.bytes <= self.memory.most else None
+        peak, is_full = peak_of(lambda: self._pass(count), self.model, self.memory.device, self.memory.most)
+        return None if is_full or peak > self.memory.most else peak
 
     def _pass(self, count: int) -> None:
         order = self.samples.order(0)
@@ -115,7 +127,7 @@ def samples_at_once(trial: Trial, wanted: int) -> int:
         return wanted
     later = trained * LATER_BYTES.get(trial.memory.device.type, LATER_BYTES["cpu"])
     try:
-        with _untouched(trial.model, trial.memory.device):
+        with untouched(trial.model, trial.memory.device):
             trial.model.train()
             fits = _search(trial, wanted, trial.memory.most - later, kept=trained * FLOAT)
     except ExogymError:
@@ -154,8 +166,7 @@ def _smallest(trial: Trial, count: int, room: int) -> tuple[int, int]:
         peak = trial.peak(fewer)
         if peak is not None and peak <= room:
             return fewer, peak
-    later = trial.memory.most - room
-    needed = "more memory" if peak is None else f"{(peak + later) / 1e9:.2f} GB, more"
+    needed = "more memory" if peak is None else f"{(peak + trial.memory.most - room) / 1e9:.2f} GB, more"
     what = f"training with a single sample at a time needs {needed}"
     raise OutOfMemory(
         f"{what} than {trial.memory.told}: use fewer ranks, a smaller model, or a larger max_memory_usage"
@@ -163,10 +174,15 @@ def _smallest(trial: Trial, count: int, room: int) -> tuple[int, int]:
 
 
 @contextmanager
-def _untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Leave the model and the random generators as they were. Of its modules' attributes also the contents of
-    plain dicts, lists and sets."""
-    before = [(module, dict(vars(module)), _contents(module)) for module in model.modules()]
+def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Leave the model and the random generators as they were, and of its modules' attributes also the contents of plain
+    dicts, lists and sets. Raises SettingError if a parameter was changed."""
+
+    def containers(module: nn.Module) -> list[tuple[dict | list | set, dict | list | set]]:
+        values = [value for value in vars(module).values() if isinstance(value, (dict, list, set))]
+        return [(value, copy.copy(value)) for value in values]
+
+    before = [(module, dict(vars(module)), containers(module)) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     parameters = [(name, p, p.grad, p._version) for name, p in model.named_parameters()]
     model.zero_grad(set_to_none=True)
@@ -189,8 +205,3 @@ def _untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
         raise SettingError(
             f"a forward pass changes the parameter {changed[0]}, so its memory cannot be tried: give minibatch_size"
         )
-
-
-def _contents(module: nn.Module) -> list[tuple[dict | list | set, dict | list | set]]:
-    values = [value for value in vars(module).values() if isinstance(value, (dict, list, set))]
-    return [(value, copy.copy(value)) for value in values]

@@ -63,7 +63,7 @@ def runs_recover(run: Run = "last", hosts: HostsFile = HOSTS) -> ExitStatus:
             try:
                 remote = stack.enter_context(Remote.connect(host))
                 stack.enter_context(hosts_awake([remote]))
-                machines.append((remote, remote.expand(host.project_path)))
+                machines.append((remote, remote.project))
             except HostError as error:
                 console.print(str(error))
         final = recover(run, machines, PROJECT, console.print)

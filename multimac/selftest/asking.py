@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distributed.control.messages import split_line
+from distributed.hosts.host_process import environment
 from distributed.hosts.paths import PROJECT
-from distributed.plan.launch import environment
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, Hosts
 from distributed.ssh.machine import Machine, Process

@@ -152,13 +152,13 @@ def followed(data: bytes) -> list[dict]:
     inbox = Inbox()
     training = Training([FakeSpawner(0), FakeSpawner(1)], events=events.append, log=lambda line: None, background=inbox)
     training.group.start()
-    training.group.turn()
+    training.follow(training.group.turn())
     for name in training.workers:
         inbox.hear(name, "\x1e" + json.dumps(HELLO))
         inbox.hear(name, "\x1e" + json.dumps({"type": "ready"}))
     for line in FakeHost(b"\x1e" + data).lines():
         inbox.hear("host0", line)
-    training.group.turn()
+    training.follow(training.group.turn())
     assert training.workers["host1"].liveness.is_there
     return events
 

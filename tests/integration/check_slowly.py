@@ -11,17 +11,18 @@ from pathlib import Path
 
 from distributed.launcher import hearing
 from multimac.commands import data_check
+from whisper_tuner.eval import evaluation
 
 
 def main() -> int:
     store, seconds, manifest, model, out, *hosts = sys.argv[1:]
-    transcribe = hearing.transcribe
+    transcribe = evaluation.transcribe
 
     def slowly(*arguments, **settings):
         time.sleep(float(seconds))
         return transcribe(*arguments, **settings)
 
-    hearing.transcribe = slowly
+    evaluation.transcribe = slowly
     hearing.BATCH_SIZE = 2  # clips of a group: there are few
     hearing.hear_together = partial(hearing.hear_together, worth_s=0.0)
     data_check.PROJECT = Path(store)

@@ -12,18 +12,19 @@ from pathlib import Path
 
 from distributed.launcher import evaluate
 from distributed.plan.launch import Launch
+from whisper_tuner.eval import evaluation
 
 
 def main() -> None:
     run_dir, cache, seconds, *alone = sys.argv[1:]
     launch = Launch.load(Path(run_dir))
-    transcribe = evaluate.transcribe
+    transcribe = evaluation.transcribe
 
     def slowly(*arguments, **settings):
         time.sleep(float(seconds))
         return transcribe(*arguments, **settings)
 
-    evaluate.transcribe = slowly
+    evaluation.transcribe = slowly
     spec = dataclasses.replace(launch.ranks[0].spec, cache_dir=f"{cache}/cache")
     helpers = [] if alone else [rank for rank in launch.ranks if rank.host]
     tell = lambda event: print(json.dumps(event), flush=True)  # noqa: E731

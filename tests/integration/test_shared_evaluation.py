@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from distributed.plan.launch import environment
+from distributed.hosts.host_process import environment
 from whisper_tuner.data.dataset import load_manifest, write_manifest
 
 pytestmark = pytest.mark.lab

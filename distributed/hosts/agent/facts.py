@@ -33,7 +33,7 @@ print(json.dumps({"version": torch.__version__, "threads": torch.get_num_threads
 
 
 def facts(names: list, project: str) -> dict:
-    """What this host is, and what the Python that runs this has of the packages `names`."""
+    """Tell what this host is, and what the Python that runs this has of the packages `names`."""
     versions = {}
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -100,7 +100,7 @@ def space(project: str, held: list) -> dict:
 
 
 def code(project: str, files: list) -> dict:
-    """Which of the files [name, sha256] are missing or different under the project folder."""
+    """Tell which of the files [name, sha256] are missing or different under the project folder."""
     root = Path(project).expanduser()
     differ = []
     for name, digest in files:

@@ -69,7 +69,7 @@ def check(root: str, files: list, prune: list, master: list) -> dict:
 
 
 def lacking(root: str, files: list) -> dict:
-    """The `missing` of `check`, of [name, size, sha256]. Nothing is changed here, and no folder made."""
+    """Answer with the `missing` of `check`, of [name, size, sha256]. Nothing is changed here, and no folder made."""
     base = Path(root).expanduser()
     private = base / PRIVATE
     index = load_index(private)
@@ -143,7 +143,7 @@ def receive(private: Path, digest: str, offset: int, size: int) -> bool:
 
 
 def is_whole(part: Path, digest: str, size: int) -> bool:
-    """A part that is shorter waits for the rest; one that is wrong is thrown away."""
+    """Check a part: one that is shorter waits for the rest, one that is wrong is thrown away."""
     if not part.exists() or part.stat().st_size < size:
         return False
     if part.stat().st_size == size and sha256(part) == digest:
@@ -218,7 +218,7 @@ def part_size(private: Path, digest: str, size: int) -> int:
 
 
 def left_part(private: Path, digest: str) -> Path | None:
-    """What an earlier sender has left, the largest if there are several; nothing of one that is still at work."""
+    """Find what an earlier sender has left, the largest if there are several; nothing of one that is still at work."""
     found = {}
     for part in private.glob(digest + "*.part"):
         with contextlib.suppress(FileNotFoundError):
@@ -238,7 +238,7 @@ def is_alive(pid: str) -> bool:
 
 
 def drop_parts(private: Path, pattern: str, seconds: float) -> None:
-    """What earlier processes have left so long ago, of a file that is here, or that nobody has gone on sending.
+    """Remove what earlier processes have left so long ago, of a file that is here, or that nobody went on sending.
 
     One that is written to may be that of another machine, which has this folder on a network disk.
     """
@@ -254,7 +254,7 @@ def below(name: str, folders: list) -> bool:
 
 @contextlib.contextmanager
 def open_index(private: Path) -> Iterator:
-    """What is known of the files here, saved at the end, also of what was done before an error; other senders wait."""
+    """Open what is known of the files here. It is saved at the end, also after an error; other senders wait."""
     make_folder(private)
     with (private / "lock").open("w") as lock:
         with contextlib.suppress(OSError):  # a network disk may have no locks
@@ -269,7 +269,7 @@ def open_index(private: Path) -> Iterator:
 
 
 def load_index(private: Path) -> dict:
-    """A damaged index is as good as none, and so is a damaged entry."""
+    """Read the index: a damaged one is as good as none, and so is a damaged entry."""
     try:
         index = json.loads((private / "index.json").read_text())
         entries = index["hashes"].items()

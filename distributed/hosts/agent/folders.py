@@ -20,7 +20,7 @@ MARK = ".multimac-mark-"
 
 
 def other_master(private: Path, master: list) -> tuple:
-    """The name of another one than `master`, [id, name], whose files these are, and whether it works here now."""
+    """Tell the name of another one than `master`, [id, name], whose files these are, and whether it works here now."""
     record = private / RECORD
     with contextlib.suppress(OSError, ValueError):
         number, name = record.read_text(encoding="utf-8").split("\n")
@@ -44,7 +44,7 @@ def claim(private: Path, master: list) -> None:
 
 
 def hold(project: Path) -> None:
-    """Until this process ends, other masters see that it works in the folder; only where a sync has been."""
+    """Show other masters, until this process ends, that it works in the folder; only where a sync has been."""
     with contextlib.suppress(OSError):
         lock = os.open(str(project / PRIVATE / IN_USE), os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_SH)
@@ -73,7 +73,7 @@ class Folders:
         return {"marks": marks, "master": other, "busy": busy}
 
     def seen(self, folders: list, marks: list) -> dict:
-        """Which marks are in a folder or above it, each with the names that lead from it to the folder."""
+        """Tell which marks are in a folder or above it, each with the names that lead from it to the folder."""
         found = []
         for folder in map(resolved, folders):
             for place in (folder, *folder.parents):

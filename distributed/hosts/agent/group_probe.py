@@ -48,7 +48,7 @@ def form_groups(told, seconds):
 
 
 def gather(deadline, count):
-    """What threads want told until the deadline, or until `count` of them have spoken or ended."""
+    """Collect what threads want told until the deadline, or until `count` of them have spoken or ended."""
     told = {}
     while len(told.keys() | ended.keys()) < count:
         try:
@@ -63,7 +63,7 @@ def gather(deadline, count):
 
 
 def form(me, peer, address, seconds):
-    """In a thread of its own."""
+    """Form the group with one peer, and try it; run in a thread of its own."""
     import torch
     import torch.distributed as dist
 
@@ -93,7 +93,7 @@ def form(me, peer, address, seconds):
 
 
 def brief(error):
-    """gloo names a file of its own first: `[/some/where.cc:123] what failed`."""
+    """Leave out the file of its own that gloo names first: `[/some/where.cc:123] what failed`."""
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     return first.rpartition(".cc:")[2].partition("] ")[2][:SHOWN] or first[:SHOWN]
 

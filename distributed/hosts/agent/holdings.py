@@ -34,7 +34,7 @@ def holdings(root: str, kinds: list, environments: list, made_by: str, unwanted:
 
 
 def find(base: Path, kinds: list, environments: list, made_by: str) -> dict:
-    """Our files and folders by kind. A folder with a run.json is that of a master's run, and not ours."""
+    """Find our files and folders by kind. A folder with a run.json is that of a master's run, and not ours."""
     managed = load_index(base / PRIVATE)["managed"]
     sent = [base / name for name in managed if managed[name] and lies_in(base, base / name)]
     folders = [Path(name).parent.resolve() / Path(name).name for name in environments]
@@ -54,7 +54,7 @@ def find(base: Path, kinds: list, environments: list, made_by: str) -> dict:
 
 
 def lies_in(base: Path, path: Path) -> bool:
-    """Whether it really lies below `base`: no part of its name there is a link, or leads up."""
+    """Tell whether a path really lies below `base`: no part of its name there is a link, or leads up."""
     return base in path.parents and path.resolve() == path
 
 
@@ -65,13 +65,13 @@ def has_prompt(folder: Path, prompt: str) -> bool:
 
 
 def work_in(base: Path) -> str:
-    """What works in the project folder now; "" for nothing."""
+    """Name what works in the project folder now; "" for nothing."""
     runs = {path.parent.parent.name for path in base.glob("runs/*/checkpoints/*.sock")}
     return "" if not in_use(base / PRIVATE) else f"run {', '.join(sorted(runs))}" if runs else "work for a run"
 
 
 def files_below(path: Path, without: Collection = ()) -> Iterator:
-    """Files and links below it, which are not followed; itself if it is one."""
+    """List the files and links below a path, which are not followed; the path itself if it is one."""
     if not path.is_dir() and path.exists():
         yield path
     for place, folders, files in os.walk(str(path)):
@@ -100,7 +100,7 @@ def remove(path: Path, base: Path) -> None:
 
 
 def remove_empty(root: Path) -> None:
-    """What is empty then; and from the record the names of what is gone, as those of recordings may say much."""
+    """Remove empty folders, and from the record the names of what is gone: those of recordings may say much."""
     if (root / PRIVATE).exists():
         with open_index(root / PRIVATE) as index:
             for known in index.values():

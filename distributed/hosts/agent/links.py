@@ -44,8 +44,13 @@ class Links:
         threading.Thread(target=self.accept, args=(listener,), daemon=True).start()
         threading.Thread(target=self.receive, daemon=True).start()
         port, datagram_port = listener.getsockname()[1], self.datagrams.getsockname()[1]
-        place = {"address": route.address, "interface": route.interface, "port": port, "datagram_port": datagram_port}
-        return {**place, "networks": [list(network) for network in other_networks(route.address)]}
+        return {
+            "address": route.address,
+            "interface": route.interface,
+            "port": port,
+            "datagram_port": datagram_port,
+            "networks": [list(network) for network in other_networks(route.address)],
+        }
 
     def accept(self, listener) -> None:
         while True:
@@ -53,7 +58,7 @@ class Links:
             threading.Thread(target=self.greet, args=(connection,), daemon=True).start()
 
     def greet(self, connection) -> None:
-        """A connection of another host; without the token it is closed at once."""
+        """Answer a connection of another host; without the token it is closed at once."""
         with connection, connection.makefile("rb") as stream, contextlib.suppress(OSError, ValueError):
             connection.settimeout(5)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -111,7 +116,7 @@ class Links:
             return {"failed": DENIED if denied else error.strerror or str(error), "errno": error.errno}
 
     def reach(self, me: int, kind: bytes, address: str, port: int, timeout: float):
-        """A connection to another agent, after it has answered for itself."""
+        """Connect to another agent, and wait until it has answered for itself."""
         connection = socket.create_connection((address, port), timeout=timeout)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

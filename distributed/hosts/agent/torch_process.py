@@ -22,7 +22,7 @@ class TorchProcess:
         self.child = None
 
     def torch_facts(self, seconds: int, program: str = "") -> dict:
-        """What torch can use. The process ends on an alarm of its own; `program` runs in it afterwards."""
+        """Tell what torch can use. The process ends on an alarm of its own; `program` runs in it afterwards."""
         self.child = subprocess.Popen(
             [sys.executable, "-c", LOOK_AT_TORCH + program, str(seconds)],
             stdin=subprocess.PIPE,
@@ -55,7 +55,7 @@ class TorchProcess:
         return answer
 
     def read(self) -> dict | None:
-        """Its next line of JSON, whatever else torch prints; None at its end."""
+        """Read its next line of JSON, whatever else torch prints; None at its end."""
         for line in self.child.stdout:
             if line.startswith(b"{"):
                 return json.loads(line.decode())

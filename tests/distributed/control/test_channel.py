@@ -13,8 +13,8 @@ from waiting import wait_until
 
 from distributed.control.channel import BAD_LINE, LAUNCHER_GONE
 from distributed.control.messages import split_line
+from distributed.hosts.host_process import environment
 from distributed.hosts.paths import PROJECT
-from distributed.plan.launch import environment
 
 TOY = [sys.executable, str(Path(__file__).with_name("toy_member.py"))]
 QUICK = {"heartbeat_s": 0.1, "rescue_s": 0.5, "late_rescue_s": 0.5}

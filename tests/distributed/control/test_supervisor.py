@@ -18,8 +18,8 @@ from distributed.control.messages import split_line
 from distributed.control.relay import connect, end_supervisor, start_supervisor
 from distributed.control.supervisor import END, KeptLines, Supervisor
 from distributed.control.timeouts import Timeouts
+from distributed.hosts.host_process import environment
 from distributed.hosts.paths import PROJECT
-from distributed.plan.launch import environment
 
 QUICK = Timeouts(orphaned_s=0.3, rescue_s=0.3, grace_s=0.3, last_lines_s=0.3)
 

@@ -1,6 +1,5 @@
 """When a host loads a model and takes clips; the host itself is a stand-in, real ones are in tests/integration."""
 
-import queue
 import time
 
 import pytest
@@ -20,7 +19,7 @@ class StandIn:
     fails: tuple[int, ...] | None = None
 
     def __init__(self, name: str):
-        self.name, self.deals = name, queue.SimpleQueue()
+        self.name = name
         self.asked: list[tuple[str, tuple[int, ...]]] = []
         StandIn.last = self
 
@@ -38,29 +37,31 @@ class StandIn:
 
 
 @pytest.fixture
-def hosts(monkeypatch):
+def host_for(monkeypatch):
+    """Starts a host for these dealers; returns it, and what is told of it."""
     monkeypatch.setattr(decoding_hosts, "_Host", StandIn)
-    told = []
-    hosts = DecodingHosts(["h2"], lambda host, what: told.append((host, what)))
-    yield hosts, StandIn.last, told
-    hosts.close()
+    started, told = [], []
+
+    def start(dealers: dict[str, Dealer]) -> tuple[StandIn, list]:
+        started.append(DecodingHosts(["h2"], dealers, lambda host, what: told.append((host, what))))
+        return StandIn.last, told
+
+    yield start
+    for hosts in started:
+        hosts.close()
 
 
-def test_a_model_is_loaded_before_a_group_is_taken(hosts):
-    together, host, _ = hosts
+def test_a_model_is_loaded_before_a_group_is_taken(host_for):
     first, second = Dealer([[0], [1]]), Dealer([[2]])
-    together.deal("before", first)
-    together.deal("after", second)
+    host, _ = host_for({"before": first, "after": second})
     wait_until(lambda: second.is_done, 10)
     assert host.asked == [("before", ()), ("before", (0,)), ("before", (1,)), ("after", ()), ("after", (2,))]
 
 
-def test_no_model_is_loaded_for_which_nothing_waits(hosts):
-    together, host, _ = hosts
+def test_no_model_is_loaded_for_which_nothing_waits(host_for):
     dealer, later = Dealer([[0]]), Dealer([[1]])
     group = dealer.take_here()
-    together.deal("before", dealer)
-    together.deal("after", later)
+    host, _ = host_for({"before": dealer, "after": later})
     time.sleep(0.2)
     assert host.asked == []
     dealer.heard_here(group, [Transcript("0")], "here", time.monotonic())
@@ -69,11 +70,10 @@ def test_no_model_is_loaded_for_which_nothing_waits(hosts):
 
 
 @pytest.mark.parametrize("fails", [(), (0,)])
-def test_a_host_that_breaks_holds_no_group(hosts, monkeypatch, fails):
+def test_a_host_that_breaks_holds_no_group(host_for, monkeypatch, fails):
     monkeypatch.setattr(StandIn, "fails", fails)
-    together, _, told = hosts
     dealer = Dealer([[0], [1]])
-    together.deal("before", dealer)
+    _, told = host_for({"before": dealer})
     wait_until(lambda: told, 10)
     assert told[0][0] == "h2" and "transcribes no more clips: h2: broke" in told[0][1]
     assert {dealer.take_here(), dealer.take_here()} == {(0,), (1,)}

@@ -23,7 +23,7 @@ def run(tmp_path, monkeypatch):
         def fail(*_model, batch_size, **_settings):
             raise error(batch_size)
 
-        monkeypatch.setattr(evaluate, "transcribe", fail)
+        monkeypatch.setattr("whisper_tuner.eval.evaluation.transcribe", fail)
         monkeypatch.setattr(evaluate.devices, "choose", lambda name: torch.device(kind))
         monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
         profile = Profile(base_model=str(BUNDLED / "model"), train=Path(), batch_size=batch_size)

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from small_run import folder, job, run_dir
 
+from distributed.hosts import host_process
+from distributed.hosts.host_process import environment
 from distributed.launcher import spawner
 from distributed.launcher.main import Launcher
-from distributed.plan.launch import environment
 from distributed.plan.prepare import prepare_run
 from distributed.run_dir.log import read_events
 from whisper_tuner.errors import ExitStatus
@@ -23,7 +24,7 @@ def test_workers_that_hold_the_lock_for_40_s_are_not_lost(job, run_dir, monkeypa
         return known | {"PYTHONPATH": f"{known['PYTHONPATH']}:{Path(__file__).parent}", "HELD_S": str(HELD_S)}
 
     monkeypatch.setattr(spawner, "WORKER", "slow_import")
-    monkeypatch.setattr(spawner, "environment", here)
+    monkeypatch.setattr(host_process, "environment", here)
     prepare_run(job, run_dir, local_ranks=2).launch.save(run_dir)
     launcher = Launcher(run_dir)
     assert launcher.run() == ExitStatus.OK

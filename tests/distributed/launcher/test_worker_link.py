@@ -18,10 +18,10 @@ from distributed.control.channel import LAUNCHER_GONE
 from distributed.control.messages import split_line
 from distributed.control.relay import NOBODY_THERE
 from distributed.control.supervisor import KEPT
+from distributed.hosts.host_process import environment
 from distributed.hosts.paths import PROJECT
 from distributed.launcher.host_spawner import RELAY
 from distributed.launcher.worker_link import WorkerLink
-from distributed.plan.launch import environment
 from distributed.ssh.machine import LocalMachine
 from whisper_tuner.errors import HostError
 

@@ -9,7 +9,8 @@ import pytest
 from small_run import PROJECT
 
 import cli_typer
-from distributed.plan.launch import Launch, environment
+from distributed.hosts.host_process import environment
+from distributed.plan.launch import Launch
 from distributed.run_dir.summary import read_run
 from whisper_tuner.errors import RunError
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from small_run import folder, job, run_dir
 
+from distributed.hosts import host_process
 from distributed.plan.prepare import prepare_run
 from distributed.plan.run_spec import RunSpec
 from distributed.preflight import speed
@@ -72,7 +73,7 @@ def test_a_process_that_hangs_is_killed(spec, monkeypatch, tmp_path):
 def run_instead(monkeypatch, tmp_path: Path, script: str) -> None:
     (tmp_path / "odd.py").write_text(script)
     monkeypatch.setattr(speed, "PROBE", "odd")
-    monkeypatch.setattr(speed, "environment", lambda project: {"PYTHONPATH": f"{tmp_path}:{project}"})
+    monkeypatch.setattr(host_process, "environment", lambda project: {"PYTHONPATH": f"{tmp_path}:{project}"})
 
 
 def test_the_time_of_a_step_is_remembered_for_a_run_like_this_one(job, monkeypatch, tmp_path):
