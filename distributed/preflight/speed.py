@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,7 +123,8 @@ def _one(machine: Machine, spec: RunSpec, running: ExitStack) -> Speed:
         watchdog.daemon = True  # what is started as this is left ends by itself, and holds nobody up
         running.callback(watchdog.cancel)
         watchdog.start()
-        process.write(spec.to_json().encode() + b"\n")
+        with suppress(HostError):  # it has ended: what it said tells why
+            process.write(spec.to_json().encode() + b"\n")
         for line in process.lines():
             last = line.strip() or last
         return Speed(host=machine.name, **json.loads(last))
