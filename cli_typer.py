@@ -31,6 +31,7 @@ PROJECT = Path(__file__).resolve().parent
 if str(PROJECT / "gym") not in sys.path:
     sys.path.insert(0, str(PROJECT / "gym"))  # exogym lives there; see docs/architecture.md
 
+# The words of a command; its function, without other decorators, to the end of the docstring; the function's name.
 HEAD = re.compile(r'^@command\("([^"]+)"\)\n(?:@[^\n]*\n)*(def (\w+).*?\n    """.*?"""\n)', re.MULTILINE | re.DOTALL)
 # In the order of --help; files that are not named follow.
 ORDER = ["train", "evaluate", "transcribe", "export", "report", "doctor", "selftest", "flow", "data", "data_check"]
@@ -57,7 +58,7 @@ def collect() -> None:
     Importing a command's file may take seconds, such as for torch. It is imported when the command is called.
     """
     files = [*(PROJECT / "multimac" / "commands").glob("*.py"), PROJECT / "multimac" / "wizard" / "flow.py"]
-    for file in sorted(files, key=lambda file: [*ORDER, file.stem].index(file.stem)):
+    for file in sorted(files, key=lambda file: ([*ORDER, file.stem].index(file.stem), file.stem)):
         module = ".".join(file.relative_to(PROJECT).with_suffix("").parts)
         for words, head, name in HEAD.findall(file.read_text(encoding="utf-8")):
             defined = {**vars(options), "typer": typer, "ExitStatus": ExitStatus, "__name__": module}

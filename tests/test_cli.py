@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -95,13 +96,18 @@ def test_every_command_knows_both_ways_to_ask_for_help(words, capsys):
     assert text.startswith(" ".join(["Usage: multimac", *words])) and "-h, --help" in text
 
 
+def options_of(function: Callable) -> list[tuple]:
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    return [(p.name, p.default, p.annotation.__origin__, vars(p.annotation.__metadata__[0])) for p in parameters]
+
+
 def test_what_is_read_of_a_command_is_what_its_file_has():
     """Its name, its signature and its help are known without importing its file."""
     groups = [cli_typer.app, *cli_typer.GROUPS.values()]
     heads = [command.callback.__wrapped__ for group in groups for command in group.registered_commands]
     for head in heads:
         whole = getattr(importlib.import_module(head.__module__), head.__name__)
-        assert (inspect.signature(head), head.__doc__) == (inspect.signature(whole), whole.__doc__)
+        assert options_of(head) == options_of(whole) and head.__doc__ == whole.__doc__
     marks = [path.read_text().count("\n@command(") for path in (PROJECT / "multimac").rglob("*.py")]
     assert len(heads) == sum(marks)
 

@@ -32,6 +32,7 @@ from whisper_tuner.eval.evaluation import Evaluation, compared, generation_setti
 from whisper_tuner.eval.predictions import PREDICTIONS, write_predictions
 from whisper_tuner.eval.text_cache import Decoding, TextCache
 from whisper_tuner.export.final import load_model
+from whisper_tuner.fact_store import FactStore
 from whisper_tuner.files import write_atomically
 from whisper_tuner.model.base_model import whisper_of
 
