@@ -14,9 +14,15 @@ from torch import nn
 
 from distributed.plan.run_spec import RunSpec
 from exogym import device as devices
+<<<<<<< HEAD
 from exogym.minibatch import GROWTH, peak_of, untouched
 from exogym.samplers.batches import to_device
 from whisper_tuner.data.batch_shapes import CPU_POSITIONS, POSITIONS, positions
+=======
+from exogym.batches import to_device
+from exogym.random_state import random_state, set_random_state
+from whisper_tuner.data.batch_shapes import CPU_POSITIONS, LABEL_GRID, NO_LIMIT, POSITIONS, BatchLayout, positions
+>>>>>>> de7b61e (Give batches one frozen layout in place of three methods that change them)
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.errors import RunError
 from whisper_tuner.model.machine_memory import machine_memory
@@ -144,14 +150,20 @@ def fit_into_memory(
     where one clip would not fit it does without the activations that it keeps. Raises TooLittleMemory.
     """
     model.to(share.device)
-    _suit(share.device, train, validation)
+    for batches in filter(None, (train, validation)):
+        batches.layout = _suit(share.device, batches.layout)
     began = time.perf_counter()
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     later = _later(share.device, trained, more_bytes)
+<<<<<<< HEAD
     trial = Trial(model=model, batches=train, longest=train.longest(), share=share, precision=precision)
     if (full := train.full_clip()) and replace(trial, longest=full).clips_in(share.bytes - later, 0)[0] < 1:
         train.crop_all()
         trial = replace(trial, longest=train.longest())
+=======
+    if (full := train.full_clip()) and Trial(longest=full, **on).clips_in(share.bytes - later, 0)[0] < 1:
+        train.layout = replace(train.layout, pads_in_full=False)
+>>>>>>> de7b61e (Give batches one frozen layout in place of three methods that change them)
         events({"type": "warning", "what": f"{NO_FULL_CLIP} ({size(share.bytes)}{share.among()})"})
     longest = trial.longest
     clip_s, whole = train.seconds(longest[0]), train.at_once(*longest)
@@ -168,13 +180,14 @@ def fit_into_memory(
         _refuse(clip_s, needs, later, share)
     needed = needs.of(whole) + later
     if max(1, at_once) < whole:
-        train.limit_positions(max(1, at_once) * positions(*longest))
+        train.layout = train.layout.within(max(1, at_once) * positions(*longest))
         what = f"{whole} clips of {clip_s:.1f} s at once would need {size(needed)} of memory"
         but = f"but this worker's share is {size(share.bytes)}{share.among()}"
         events({"type": "warning", "what": f"{what}, {but}: it computes {train.at_once(*longest)} at a time"})
     if validation:  # without gradients a clip takes less for each second
         longer = max(1, *(own / known for own, known in zip(validation.longest(), longest, strict=True)))
         clips = max(1, int(needs.clips_in(share.bytes - later) / longer))
+<<<<<<< HEAD
         validation.limit_positions(clips * positions(*validation.longest()))
     events(
         {
@@ -187,6 +200,12 @@ def fit_into_memory(
             "seconds": time.perf_counter() - began,
         }
     )
+=======
+        validation.layout = validation.layout.within(clips * positions(*validation.longest()))
+    about = {"clip_s": clip_s, "clips": whole, "at_once": train.at_once(*longest), "needed": needed}
+    about["share"] = share.bytes
+    events({"type": "memory", **about, "seconds": time.perf_counter() - began})
+>>>>>>> de7b61e (Give batches one frozen layout in place of three methods that change them)
 
 
 def _later(device: torch.device, trained: int, more_bytes: int) -> int:
@@ -213,17 +232,16 @@ def _refuse(clip_s: float, needs: Needs, later: int, share: Share) -> None:
         raise TooLittleMemory(_too_large(clip_s, needed, share.most, share), remedy=REMEDY)
 
 
-def _suit(device: torch.device, *samples: ShardBatches | None) -> None:
+def _suit(device: torch.device, layout: BatchLayout) -> BatchLayout:
     is_cpu, few_shapes = device.type == "cpu", devices.compiles_shapes(device)
-    for batches in filter(None, samples):
-        if is_cpu and not few_shapes:
-            batches.leave_padding_out()
-        else:
-            batches.suit(FIXED_COST, few_shapes=few_shapes)
-        batches.limit_positions(CPU_POSITIONS if is_cpu else POSITIONS)
-        # Validation sums rightly, being without gradients, but no array of Metal's may have 4 GiB (pytorch 149261).
-        if most := devices.most_terms(device):
-            batches.limit_positions(most)
+    if is_cpu and not few_shapes:
+        layout = replace(layout, is_padded=False, few_lengths=False)
+    else:
+        grid = LABEL_GRID if few_shapes else 1
+        layout = replace(layout, few_lengths=few_shapes, label_grid=grid, fixed_cost=FIXED_COST)
+    # Validation sums rightly, being without gradients, but no array of Metal's may have 4 GiB (pytorch 149261).
+    most = devices.most_terms(device) or NO_LIMIT
+    return layout.within(min(most, CPU_POSITIONS if is_cpu else POSITIONS))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,7 +19,33 @@ LABEL_GRID = 8
 CPU_POSITIONS, POSITIONS = 1_500, 12_000
 _FRAME_GRID = 50  # mel frames between possible edges; even, because the encoder halves the length
 _FINE_GRID = 20  # the same where shapes have no price
+WHOLE = 10**9  # mel frames: no micro-batch is worth a second one
+NO_LIMIT = 10**12
 _SPARE = 2  # frames: the STFT windows that reach past the end, and a duration rounded down
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchLayout:
+    """How a rank pads a step's clips and computes them in parts. What is planned does not depend on it.
+
+    is_padded: clips of like length are padded and stacked; else one stands after the other, as on a device on which
+    many small products of attention are no slower than few large ones.
+    few_lengths: clips are padded to one of few lengths, where each shape of a batch has its price.
+    label_grid: labels are padded to a multiple of so many tokens. fixed_cost: of each part, in mel frames.
+    most_positions: in each layer, of what is computed at once.
+    pads_in_full: clips are padded to the full length in their turn, as the profile says; not where memory is too small.
+    """
+
+    is_padded: bool = True
+    few_lengths: bool = True
+    label_grid: int = 1
+    fixed_cost: int = WHOLE
+    most_positions: int = NO_LIMIT
+    pads_in_full: bool = True
+
+    def within(self, positions: int) -> BatchLayout:
+        """Compute at most so many positions at once; the clips of a step stay the same."""
+        return replace(self, most_positions=min(self.most_positions, positions))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import torch
 from whisper_tuner.config import Profile
 from whisper_tuner.data.augment import UNCHANGED, augmentation_of
 from whisper_tuner.data.batch_shapes import (
-    LABEL_GRID,
+    BatchLayout,
     Lengths,
     bucket_edges,
     clips_within,
@@ -59,8 +59,6 @@ Assign = Callable[[Sequence[Sample], Sequence[str], Sequence[float]], list[list[
 FULL_FROM = 1 / 3  # of the fastest host's speed
 FEWEST = 0.1  # of the clips that a host had, if it had none that are padded to the full length
 SEVERAL = 2  # clips in a step, from which on it can have fewer than others
-WHOLE = 10**9  # mel frames: no micro-batch is worth a second one
-NO_LIMIT = 10**12
 MOST_TEXTS = 200  # that are read to know how many tokens a byte of text makes
 
 
@@ -109,7 +107,8 @@ class ShardBatches:
     shuffle: for training, where clips also change from epoch to epoch as the profile says (see augment.py).
     steps_in_round: that hosts make between two exchanges. cost: in which steps are to be alike. missing_audio: brings
     the audio that this host lacks.
-    A profile with `shards` makes a rank train them all at once.
+    A profile with `shards` makes a rank train them all at once. layout: how this rank computes its clips; it may be
+    replaced before any are read.
     """
 
     def __init__(
@@ -138,7 +137,6 @@ class ShardBatches:
         self._profile, self._shuffle = profile, shuffle
         self._augmentation = augmentation_of(profile, self.samples) if shuffle else UNCHANGED
         self._full_share = profile.full_share if profile.audio_context == "mixed" and shuffle else 0.0
-        self._pads_some = self._full_share > 0
         self._turns = list(range(len(self.samples)))  # in which they have this length
         random.Random(f"full {profile.seed}").shuffle(self._turns)
         self._full: dict[int, set[int]] = {}  # by epoch, which samples are padded to the full length
@@ -146,9 +144,7 @@ class ShardBatches:
         self._assign, self._missing_audio, self._on_problem = assign, missing_audio, on_problem
         self._steps_in_round, self.has_larger_steps = steps_in_round, steps_in_round > 1
         self._cost_of = cost
-        self._most_positions = NO_LIMIT
-        self._fixed_cost = 0 if encoder_store else WHOLE
-        self._has_few_shapes, self._label_grid, self._is_padded = True, 1, True
+        self.layout = BatchLayout()
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -160,7 +156,7 @@ class ShardBatches:
         """
         if self._pads_some and frames > self._longest_frames:
             return 1
-        return min(self._most_clips, clips_within(self._most_positions, frames, tokens))
+        return min(self._most_clips, clips_within(self.layout.most_positions, frames, tokens))
 
     @property
     def _longest_frames(self) -> int:
@@ -171,21 +167,9 @@ class ShardBatches:
     def _most_clips(self) -> int:
         return math.ceil(self._profile.batch_size / self._profile.accumulation)
 
-    def limit_positions(self, most: int) -> None:
-        """Cut what a step computes into micro-batches of at most so many positions; its clips stay the same."""
-        self._most_positions = min(self._most_positions, most)
-
-    def suit(self, fixed_cost: int, *, few_shapes: bool) -> None:
-        """To a device on which each micro-batch costs as much as so many mel frames more; few_shapes: and on which each
-        shape of a batch has its price."""
-        if self._encoder_store is None:  # or each clip has its own length, and none is padded to another's
-            self._fixed_cost = fixed_cost
-            self._has_few_shapes = few_shapes
-        self._label_grid = LABEL_GRID if few_shapes else 1
-
-    def leave_padding_out(self) -> None:
-        """For a device on which many small products of attention are no slower than few large ones."""
-        self._is_padded = self._has_few_shapes = False
+    @property
+    def _pads_some(self) -> bool:
+        return self._full_share > 0 and self.layout.pads_in_full
 
     @property
     def speeds(self) -> tuple[float, ...]:
@@ -206,10 +190,6 @@ class ShardBatches:
         """(mel frames, label tokens) of one that is padded to the full length in its turn; None if none is."""
         return (self._full_frames, self._longest_label()) if self._pads_some else None
 
-    def crop_all(self) -> None:
-        """Pad none to the full length, as where memory is too small for it. Plans stay as they are."""
-        self._pads_some = False
-
     def _longest_label(self) -> int:
         tokens, around = 0, len(self._labels.encode(""))
         for text in sorted((sample.text for sample in self.samples), key=lambda text: -len(text.encode())):
@@ -223,7 +203,7 @@ class ShardBatches:
         """A batch of so many silent clips of this length, for what does not depend on values."""
         frames, tokens = longest
         mels, end, ids = self._features.extractor.feature_size, self._labels.end, [""] * clips
-        if not self._is_padded:
+        if not self.layout.is_padded:
             lengths = Lengths([frames] * clips, [tokens] * clips)
             labels = torch.full((clips * tokens,), end)
             features = torch.zeros(mels, clips * frames)
@@ -375,7 +355,7 @@ class ShardBatches:
         """lengths: the mel frames that each clip is padded to on its own."""
         ids = [clip.id for clip in clips]
         labels = [clip.label for clip in clips]
-        if not self._is_padded:
+        if not self.layout.is_padded:
             joined = {"lengths": Lengths(lengths, [*map(len, labels)]), "ids": ids}
             return {**self._inputs(clips, lengths), **join_labels(labels), **joined}
         padded = pad_labels(labels, self._labels.end, self._tokens(max(map(len, labels))))
@@ -386,8 +366,8 @@ class ShardBatches:
         mels = [pad_log_mel(clip.log_mel[:, :frames], frames) for clip, frames in zip(clips, lengths, strict=True)]
         keys = [self._encoder_store.key(mel) for mel in mels] if self._encoder_store else []
         if keys and (states := self._encoder_store.get(keys)) is not None:
-            return {"encoder_states": torch.stack(states) if self._is_padded else torch.cat(states)}
-        features = torch.from_numpy(np.stack(mels) if self._is_padded else np.concatenate(mels, axis=1))
+            return {"encoder_states": torch.stack(states) if self.layout.is_padded else torch.cat(states)}
+        features = torch.from_numpy(np.stack(mels) if self.layout.is_padded else np.concatenate(mels, axis=1))
         return {"input_features": features, "encoder_keys": keys} if keys else {"input_features": features}
 
     def stored_bytes(self, numbers: Sequence[int]) -> int:
@@ -402,13 +382,15 @@ class ShardBatches:
         """The length that a clip of this many frames is padded to, unless it is a full one among cropped ones."""
         if self._profile.audio_context == "full":
             return self._full_frames
-        if not self._has_few_shapes:
+        # Where the encoder's outputs are kept, a clip must have the same length in each batch.
+        stored_padded = self._encoder_store is not None and self.layout.is_padded
+        if not (self.layout.few_lengths or stored_padded):
             return padded_frames(frames, self._full_frames)
         return next((edge for edge in self.edges if frames <= edge), self._full_frames)
 
     def _tokens(self, tokens: int) -> int:
         """The length that labels of so many tokens are padded to."""
-        return padded_tokens(tokens, self._labels.max_tokens, self._label_grid)
+        return padded_tokens(tokens, self._labels.max_tokens, self.layout.label_grid)
 
     def _cost(self, sample: Sample, is_full: bool) -> int:
         """Estimate what computing a sample costs: the same on all ranks, whatever their devices."""
@@ -443,11 +425,13 @@ class ShardBatches:
 
     def _parts(self, frames: Sequence[int], tokens: Sequence[int]) -> list[list[int]]:
         """The places of a step's clips that are computed at once."""
-        if not self._is_padded:
+        if not self.layout.is_padded:
             sizes = [positions(*one) for one in zip(frames, tokens, strict=True)]
-            return even_parts(sizes, self._most_positions, self._most_clips)
+            return even_parts(sizes, self.layout.most_positions, self._most_clips)
         longest = self._tokens(max(tokens))
-        return micro_batches(frames, lambda frames: self.at_once(frames, longest), self._fixed_cost)
+        # What is stored of a clip is that of its own length: none is padded to another's.
+        fixed_cost = 0 if self._encoder_store else self.layout.fixed_cost
+        return micro_batches(frames, lambda frames: self.at_once(frames, longest), fixed_cost)
 
     def _clip(self, sample: Sample, given_up: Callable[[], bool]) -> Clip | None:
         """None if its file cannot be read, or its text is too long: the step goes on without it, since the other ranks

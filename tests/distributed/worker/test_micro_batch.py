@@ -36,6 +36,7 @@ from exogym.settings import LoopSettings
 from exogym.strategy import build_strategy
 from exogym.train_node import TrainNode
 from whisper_tuner.config import Profile
+from whisper_tuner.data.batch_shapes import BatchLayout
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.feature_store import FeatureStore
@@ -198,7 +199,7 @@ def test_an_error_amid_the_measurement_leaves_none_either(work):
 def test_where_all_fits_a_measured_run_gives_the_same_bits(work):
     seconds = (6.0, 5.0, 4.0, 3.0, 2.0, 1.0)
     unmeasured = work(*seconds, batch_size=2, dropout=0.1)
-    unmeasured.batches.leave_padding_out()
+    unmeasured.batches.layout = BatchLayout(is_padded=False, few_lengths=False)
     unmeasured = unmeasured.train()
     measured = work(*seconds, batch_size=2, dropout=0.1)
     [event] = measured.fit(PLENTY)
@@ -209,7 +210,7 @@ def test_where_all_fits_a_measured_run_gives_the_same_bits(work):
 
 def test_a_small_share_cuts_the_batch_and_not_the_gradient(work):
     whole, cut = work(), work()
-    whole.batches.leave_padding_out()
+    whole.batches.layout = BatchLayout(is_padded=False, few_lengths=False)
     before = cut.batches.plan_settings()
     warning, event = cut.fit(shares(cut, 2.5))
     assert warning["type"] == "warning" and "6 clips of 20.2 s at once would need" in warning["what"]
@@ -321,7 +322,7 @@ def positions_of(work: Work, run: Callable[[], object]) -> list[int]:
 
 def test_no_pass_has_more_positions_than_the_device_sums_rightly(work, few_terms):
     whole, cut, validation = work(), work(), work().batches
-    whole.batches.leave_padding_out()
+    whole.batches.layout = BatchLayout(is_padded=False, few_lengths=False)
     before = cut.batches.plan_settings()
     events = []
     trials = positions_of(cut, lambda: events.extend(cut.fit(PLENTY, validation)))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from transformers import WhisperFeatureExtractor
 
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
-from whisper_tuner.data.batch_shapes import bucket_edges, padded_frames
+from whisper_tuner.data.batch_shapes import LABEL_GRID, BatchLayout, bucket_edges, padded_frames
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.data.cost import MEL_FRAMES, Cost
 from whisper_tuner.data.dataset import Sample
@@ -398,7 +398,7 @@ def test_a_clip_at_full_length_is_computed_alone_and_counts_for_memory(clips, ma
     """Where a batch of the others takes more, that is what is measured."""
     mixed = {"audio_context": "mixed", "full_share": 0.2}
     batches = make_batches(clips, batch_size=20, **mixed)
-    batches.suit(10**9, few_shapes=True)
+    batches.layout = BatchLayout(label_grid=LABEL_GRID)
     full, longest = batches._full_frames, batches.edges[-1]
     assert batches.at_once(full, 8) == 1 and batches.at_once(longest, 8) == 20
     parts = [part for step in read(batches) for part in step]
@@ -406,7 +406,7 @@ def test_a_clip_at_full_length_is_computed_alone_and_counts_for_memory(clips, ma
     sizes = [(len(part["ids"]), part["input_features"].shape[2]) for part in parts]
     assert max(count * frames for count, frames in sizes) <= max(full, 20 * longest)
     assert batches.longest()[0] == longest < full
-    batches.limit_positions(longest // 2)
+    batches.layout = batches.layout.within(longest // 2)
     assert batches.longest()[0] == full
     few = make_batches(clips, batch_size=1, **mixed)
     assert few.longest()[0] == full
@@ -496,7 +496,7 @@ def test_full_context_equals_the_feature_extractor(clips, make_batches, multilin
 
 def test_where_some_are_padded_in_full_every_clip_is_trained_once(clips, make_batches):
     batches = make_batches(clips, batch_size=8, audio_context="mixed", full_share=0.3)
-    batches.suit(0, few_shapes=False)
+    batches.layout = BatchLayout(few_lengths=False, fixed_cost=0)
     (_, tokens), frames, full = batches.longest(), batches._full_frames, {}
     for epoch in range(3):
         batches.begin_epoch(epoch)
@@ -527,7 +527,7 @@ def test_micro_batches_split_a_step(clips, make_batches):
 
 def test_micro_batches_hold_clips_of_like_length(clips, make_batches):
     batches = make_batches(clips, batch_size=len(clips))
-    batches.suit(0, few_shapes=False)
+    batches.layout = BatchLayout(few_lengths=False, fixed_cost=0)
     [step] = read(batches)
     assert sorted(name for part in step for name in part["ids"]) == sorted(clip.id for clip in clips)
     lengths = [part["input_features"].shape[2] for part in step]
@@ -619,19 +619,19 @@ def test_a_limit_cuts_steps_into_equal_parts_and_changes_no_plan(make_batches, c
     planned_by = batches.plan_settings()
     assert batches.at_once(400, 16) == 8
     longest = max(part["input_features"].shape[2] for step in read(batches) for part in step)
-    batches.limit_positions(5 * longest // 2)
+    batches.layout = batches.layout.within(5 * longest // 2)
     assert batches.at_once(longest, 1) == 5
     sizes = [[len(part["ids"]) for part in step] for step in read(batches)]
     assert [4, 3] in sizes and [5, 2] not in sizes  # few shapes
     assert batches.plan(0, None, HOSTS[:1], [1.0]) == plan and batches.plan_settings() == planned_by
-    batches.limit_positions(10**6)
+    batches.layout = batches.layout.within(10**6)
     assert batches.at_once(longest, 1) == 5
 
 
 def test_a_limit_below_the_profiles_own_parts(make_batches, clips):
     batches = make_batches(clips[:10], clips[10:], alone=True, batch_size=16, accumulation=3)
     assert batches.at_once(100, 1) == 6
-    batches.limit_positions(3 * batches.longest()[0] // 2)
+    batches.layout = batches.layout.within(3 * batches.longest()[0] // 2)
     assert all(len(part["ids"]) <= 6 for step in read(batches) for part in step)
     assert all(len(part["ids"]) <= 3 for step in read(batches) for part in step[:1])
     whole = make_batches(clips[:10], clips[10:], alone=True, batch_size=16)
@@ -656,7 +656,7 @@ def test_labels_are_padded_to_few_lengths_where_shapes_have_a_price(make_batches
     parts = [part["labels"] for step in read(batches) for part in step]
     assert all((labels[:, -1] != IGNORED).any() for labels in parts)
     planned_by = batches.plan_settings()
-    batches.suit(0, few_shapes=True)
+    batches.layout = BatchLayout(label_grid=LABEL_GRID, fixed_cost=0)
     assert batches.plan_settings() == planned_by
     lengths = {part["labels"].shape[1] for epoch in range(3) for step in read(batches, epoch) for part in step}
     own = {len(batches._labels.encode(text.text)) for text in texts}
@@ -669,8 +669,8 @@ def test_more_padding_changes_neither_loss_nor_gradient(make_batches, clips, mul
     model, processor = multilingual
     wrapper = WhisperModelWrapper(prepare(model, profile_of(method=method)).eval(), processor, "cpu")
     batches, results = make_batches(clips, batch_size=4), []
-    for pad in (lambda: None, lambda: batches.suit(10**9, few_shapes=True)):
-        pad()
+    for layout in (BatchLayout(), BatchLayout(label_grid=LABEL_GRID)):
+        batches.layout = layout
         [batch, *_] = next(iter(read(batches)))
         loss, tokens = wrapper(batch)
         loss.backward()
@@ -685,7 +685,7 @@ def test_more_padding_changes_neither_loss_nor_gradient(make_batches, clips, mul
 def test_a_limit_of_positions_leaves_more_short_clips_together_than_long_ones(make_batches, clips):
     batches = make_batches(clips, batch_size=20)
     plan, planned_by = batches.plan(0, None, HOSTS[:1], [1.0]), batches.plan_settings()
-    batches.limit_positions(1000)
+    batches.layout = batches.layout.within(1000)
     assert batches.at_once(400, 16) == 5 and batches.at_once(100, 16) == 20
     parts = [part for step in read(batches) for part in step]
     assert all(len(part["ids"]) * part["input_features"].shape[2] // 2 <= 1000 for part in parts)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
+from whisper_tuner.data.batch_shapes import LABEL_GRID, BatchLayout
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.feature_store import FeatureStore
@@ -33,9 +34,10 @@ def parts(request, multilingual, clips, tmp_path, profile_of):
             encoder_store=kept,
         )
         if request.param == "padded":
-            batches.suit(0, few_shapes=True)  # each clip by its own length, as with a store
+            # Each clip by its own length, as with a store.
+            batches.layout = BatchLayout(label_grid=LABEL_GRID, fixed_cost=0)
         else:
-            batches.leave_padding_out()
+            batches.layout = BatchLayout(is_padded=False, few_lengths=False)
         return WhisperModelWrapper(trained, processor, "cpu", encoder_store=kept).train(), batches
 
     return parts
