@@ -14,15 +14,9 @@ from torch import nn
 
 from distributed.plan.run_spec import RunSpec
 from exogym import device as devices
-<<<<<<< HEAD
 from exogym.minibatch import GROWTH, peak_of, untouched
 from exogym.samplers.batches import to_device
-from whisper_tuner.data.batch_shapes import CPU_POSITIONS, POSITIONS, positions
-=======
-from exogym.batches import to_device
-from exogym.random_state import random_state, set_random_state
 from whisper_tuner.data.batch_shapes import CPU_POSITIONS, LABEL_GRID, NO_LIMIT, POSITIONS, BatchLayout, positions
->>>>>>> de7b61e (Give batches one frozen layout in place of three methods that change them)
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.errors import RunError
 from whisper_tuner.model.machine_memory import machine_memory
@@ -155,15 +149,10 @@ def fit_into_memory(
     began = time.perf_counter()
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     later = _later(share.device, trained, more_bytes)
-<<<<<<< HEAD
     trial = Trial(model=model, batches=train, longest=train.longest(), share=share, precision=precision)
     if (full := train.full_clip()) and replace(trial, longest=full).clips_in(share.bytes - later, 0)[0] < 1:
-        train.crop_all()
-        trial = replace(trial, longest=train.longest())
-=======
-    if (full := train.full_clip()) and Trial(longest=full, **on).clips_in(share.bytes - later, 0)[0] < 1:
         train.layout = replace(train.layout, pads_in_full=False)
->>>>>>> de7b61e (Give batches one frozen layout in place of three methods that change them)
+        trial = replace(trial, longest=train.longest())
         events({"type": "warning", "what": f"{NO_FULL_CLIP} ({size(share.bytes)}{share.among()})"})
     longest = trial.longest
     clip_s, whole = train.seconds(longest[0]), train.at_once(*longest)
@@ -187,8 +176,7 @@ def fit_into_memory(
     if validation:  # without gradients a clip takes less for each second
         longer = max(1, *(own / known for own, known in zip(validation.longest(), longest, strict=True)))
         clips = max(1, int(needs.clips_in(share.bytes - later) / longer))
-<<<<<<< HEAD
-        validation.limit_positions(clips * positions(*validation.longest()))
+        validation.layout = validation.layout.within(clips * positions(*validation.longest()))
     events(
         {
             "type": "memory",
@@ -200,12 +188,6 @@ def fit_into_memory(
             "seconds": time.perf_counter() - began,
         }
     )
-=======
-        validation.layout = validation.layout.within(clips * positions(*validation.longest()))
-    about = {"clip_s": clip_s, "clips": whole, "at_once": train.at_once(*longest), "needed": needed}
-    about["share"] = share.bytes
-    events({"type": "memory", **about, "seconds": time.perf_counter() - began})
->>>>>>> de7b61e (Give batches one frozen layout in place of three methods that change them)
 
 
 def _later(device: torch.device, trained: int, more_bytes: int) -> int:
