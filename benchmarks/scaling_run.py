@@ -16,7 +16,7 @@ import psutil
 
 from benchmarks.local_run import PROJECT
 from benchmarks.scaling_figures import Point, Sample, times_of_agreements
-from distributed.preflight.speed import REMEMBERED
+from distributed.checkup.speed import REMEMBERED
 from distributed.run_dir.log import read_events
 from lab import Lab, cpu
 from lab.network import INTERFACE

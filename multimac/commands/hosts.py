@@ -11,6 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from distributed.checkup.facts import Report
+from distributed.checkup.folders import shared_folders
+from distributed.checkup.preflight import preflight
 from distributed.hosts.each import on_each
 from distributed.hosts.environment import setup
 from distributed.hosts.holdings import AUDIO, KINDS, holdings
@@ -19,9 +22,6 @@ from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import resolve
 from distributed.plan.prepare import prepare_run
 from distributed.plan.rendezvous import check_is_this_machine
-from distributed.preflight.folders import shared_folders
-from distributed.preflight.report import Report
-from distributed.preflight.run import preflight
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, Hosts
 from multimac.view.preflight_view import show
@@ -58,7 +58,7 @@ def hosts_sync(config: Path, name: str, hosts_file: Path) -> ExitStatus:
 
 
 def hosts_check(hosts_file: Path, config: Path, name: str = "", *, as_json: bool = False) -> ExitStatus:
-    """The preflight; with a profile, also of what its run would need."""
+    """Look at all hosts as before a run; with a profile, also at what its run would need."""
     console = Console(highlight=False, markup=False, quiet=as_json)
     hosts = load_hosts(hosts_file)
     job = resolve(ConfigFile(config), name) if name else None
@@ -110,14 +110,20 @@ def _show_held(console: Console, told: list[dict[str, Any]], *, really: bool) ->
 
 
 def _as_json(report: Report) -> dict[str, Any]:
-    """Without its connections."""
-    parts = {name: [*map(dataclasses.asdict, getattr(report, name))] for name in ("hosts", "pairs", "problems")}
-    return parts | {"network": report.network, "seconds": round(report.seconds, 1)}
+    """Write a report without its connections."""
+    keys = ("hosts", "what", "remedy", "severity", "check", "status")
+    return {
+        "hosts": [dataclasses.asdict(facts) for facts in report.hosts],
+        "pairs": [dataclasses.asdict(pair) for pair in report.pairs],
+        "problems": [{key: getattr(problem, key) for key in keys} for problem in report.problems],
+        "network": report.network,
+        "seconds": round(report.seconds, 1),
+    }
 
 
 @contextlib.contextmanager
 def _connected(hosts: Hosts) -> Iterator[list[Remote]]:
-    """All workers' hosts at once, to change their folders. Raises one HostError that names each host that failed."""
+    """Connect to all workers' hosts, to change their folders. Raises one HostError that names each that failed."""
     with contextlib.ExitStack() as stack:
         remotes = [stack.enter_context(remote) for remote in on_each(hosts.workers, Remote.connect)]
         Report(hosts=[], problems=shared_folders(hosts.master, remotes)).raise_if_errors()

@@ -10,6 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from distributed.checkup.facts import Report
+from distributed.checkup.preflight import preflight
+from distributed.checkup.speed import measure, remember, remembered, step_of_all
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.hosts.sync import lacking
@@ -18,9 +21,6 @@ from distributed.plan.hosts_file import EXAMPLE, HOSTS_FILE, load_hosts
 from distributed.plan.job import BESIDE, Job, resolve
 from distributed.plan.prepare import Prepared, prepare_run
 from distributed.plan.rendezvous import meeting_address
-from distributed.preflight.report import Report
-from distributed.preflight.run import preflight
-from distributed.preflight.speed import measure, remember, remembered, step_of_all
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts
 from multimac.view.preflight_view import show

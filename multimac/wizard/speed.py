@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distributed.checkup.speed import Speed
 from distributed.plan.automatic import FEWEST_ROUNDS, Conditions
-from distributed.preflight.speed import Speed
 
 SMALL_SHARE = 0.2  # of a step; agreeing at each may take so much
 
