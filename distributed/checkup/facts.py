@@ -45,7 +45,7 @@ class HostFacts:
 
     @property
     def machine(self) -> str:
-        """The same for hosts of the file that are one machine; "" if it is not known."""
+        """Tell this machine from others: hosts of the file may be one. "" if it is not known."""
         return self.facts.get("memory", {}).get("machine", "")
 
 
@@ -103,19 +103,19 @@ class Report:
 
     @property
     def machine_workers(self) -> tuple[int, ...]:
-        """Of each host, how many workers are on its machine."""
+        """Count for each host the workers on its machine."""
         machines = [facts.machine for facts in self.hosts]
         return tuple(machines.count(machine) if machine else 1 for machine in machines)
 
     @property
     def measured(self) -> Measured:
-        """Of the slowest link, and of the host with the least memory."""
+        """Return what limits a run: the slowest link, and the host with the least memory."""
         rates = [pair.mbit for pair in self.pairs if pair.mbit]
         spare = [facts.spare_memory for facts in self.hosts if facts.spare_memory is not None]
         return Measured(bytes_s=min(rates) * 125_000 if rates else None, spare_bytes=min(spare, default=None))
 
     def summary(self) -> str:
-        """One line, for a run that goes on."""
+        """Sum up in one line, for a run that goes on."""
         measured = [pair for pair in self.pairs if pair.mbit]
         text = f"{len(self.hosts)} hosts checked in {self.seconds:.1f} s"
         if measured:

@@ -21,7 +21,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a check has found, and what to do about it.
+    """Says what a check has found, and what to do about it.
 
     check: what was looked at. hosts: the addresses that it concerns; none where only this machine is looked at.
     status: of an error, CONFIG if the hosts file is wrong, DATA for the master's own files. figures: what was

@@ -31,7 +31,7 @@ IN_PARTS = "Batches that do not fit are computed in smaller parts; the result is
 
 @dataclass(frozen=True)
 class Judge:
-    """What is wrong with one host, as far as its facts are known.
+    """Finds what is wrong with one host, as far as its facts are known.
 
     setup: the command that mends a worker's environment. sharing: workers that its machine has.
     """
@@ -53,7 +53,7 @@ class Judge:
         return self.setup if self.is_worker else "make setup"
 
     def all(self) -> Iterator[Finding]:
-        """Also fills in the device on which it would train."""
+        """Yield all findings; fill in the device on which the host would train, and the memory that it has left."""
         if self.host.facts:
             yield from self.python()
             yield from self.rivals()

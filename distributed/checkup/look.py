@@ -25,7 +25,7 @@ OTHER_FOLDER = 'Set another "project_path" in the hosts file.'
 
 
 class Look:
-    """One host, looked at by a thread of its own; number 0 is this machine."""
+    """Looks at one host, in a thread of its own; number 0 is this machine."""
 
     def __init__(self, number: int, host: Host):
         self.number, self.facts = number, HostFacts(host=host)

@@ -1,4 +1,4 @@
-"""What a job needs of each host: memory, disk, a device; and whether the master can read the job's own files."""
+"""Estimates what a job needs of each host: memory, disk, a device; and tries the job's own files on the master."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPENED = 4  # audio files, of each end of a manifest
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Bytes of one worker. What the host holds already of `sent` counts in its favour.
+    """Counts bytes of one worker. What the host holds already of `sent` counts in its favour.
 
     memory: with whole batches; least: with one clip at a time. on_mps, on_cuda: both of them on a Mac's GPU, which
     takes more, and of a card's own memory.
@@ -46,7 +46,7 @@ class Needs:
 
 
 def needs_of(job: Job | None, hosts: int, manifests: Sequence[Manifest] = ()) -> Needs:
-    """An estimate; the sync counts to the byte. Without manifests their part is left out."""
+    """Estimate the needs; the sync counts to the byte. Without manifests their part is left out."""
     if job is None:
         return Needs()
     profile = job.profile
@@ -57,10 +57,13 @@ def needs_of(job: Job | None, hosts: int, manifests: Sequence[Manifest] = ()) ->
     if shape := shape_of(profile.base_model):
         trained = trained_parameters(shape, profile)
     # `doctor` asks for one machine of several: so no less than for two ranks.
-    about = {"longest_s": longest, "more_bytes": more_bytes(job.strategy_config(total_steps=1), max(2, hosts))}
+    more = more_bytes(job.strategy_config(total_steps=1), max(2, hosts))
     at_least = replace(profile, gradient_checkpointing=True)  # as the worker does where one clip would not fit
     (whole, least), on_mps, on_cuda = (
-        [profile_memory(one, clips=clips, device=device, **about) for one, clips in ((profile, None), (at_least, 1))]
+        [
+            profile_memory(one, clips=clips, device=device, longest_s=longest, more_bytes=more)
+            for one, clips in ((profile, None), (at_least, 1))
+        ]
         for device in ("cpu", "mps", "cuda")
     )
     return Needs(

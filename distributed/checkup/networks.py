@@ -1,4 +1,4 @@
-"""On which network the hosts train: on the one of the hosts file's addresses, or on a faster one that all share."""
+"""Chooses the network to train on: that of the hosts file's addresses, or a faster one that all hosts share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEASURED_S = 1.5  # of the time for all, kept for the figures
 
 
 def measured(looks: Sequence[Look], usual: str, deadline: float) -> list[Links]:
-    """The usual network, where ranks meet at `usual`, and others that all hosts share and that work."""
+    """Measure the usual network, where ranks meet at `usual`, and others that all hosts share and that work."""
     token = secrets.token_hex(16)
     first = Links(looks, usual, deadline, token)
     first.connect()
@@ -42,7 +42,7 @@ def measured(looks: Sequence[Look], usual: str, deadline: float) -> list[Links]:
 
 
 def chosen(networks: Sequence[Links]) -> Links:
-    """The fastest by its slowest link. Another than the usual one must be clearly faster."""
+    """Choose the fastest by its slowest link. Another than the usual one must be clearly faster."""
     best = networks[0]
     for links in networks[1:]:
         if _worth(links) > FASTER * _worth(best):
@@ -51,7 +51,7 @@ def chosen(networks: Sequence[Links]) -> Links:
 
 
 def told(best: Links, usual: Links) -> str:
-    """One line for the user; "" where nothing is unusual."""
+    """Tell the user in one line what was chosen; "" where nothing is unusual."""
     if best is not usual:
         before = f"{usual.slowest_mbit:.0f} Mbit/s" if usual.is_whole else "where not all hosts reach each other"
         return f"training uses {_name(best)}, {best.slowest_mbit:.0f} Mbit/s, and not {_name(usual)}, {before}"
@@ -62,7 +62,7 @@ def told(best: Links, usual: Links) -> str:
 
 
 def _others(usual: Links, looks: Sequence[Look], token: str) -> Iterator[Links]:
-    """A network counts only if every host is in it. An interface that the user named decides for its host."""
+    """Yield other networks that work. Every host must be in one; an interface that the user named decides."""
     master = usual.looks.get(0)
     if master is None or master.facts.host.interface:
         return

@@ -1,4 +1,4 @@
-"""The preflight: all hosts looked at side by side, every problem of every host reported at once, in under 15 s.
+"""Looks at all hosts side by side before a run, and reports every problem of every host at once, in under 15 s.
 
     with preflight(job, hosts) as report:   # the SSH connections live as long as the context
         report.raise_if_errors()
@@ -69,7 +69,6 @@ class _Preflight:
         self.files: tuple[list[Manifest], list[Finding]] | None = None  # None: they are not all read yet
         self.stop_reading = threading.Event()
         self.closed = False
-        self.defects: list[Exception] = []
 
     def run(self) -> Report:
         self.pins = own_pins()
@@ -98,37 +97,41 @@ class _Preflight:
         return self.begin + seconds
 
     def _look_at_all(self) -> None:
-        work = [functools.partial(self._look, look) for look in self.looks]
-        if self.job:
-            work.append(self._read_files)
+        """Give each host a thread until FACTS_BY, and one more to the master's own files."""
+        defects: list[Exception] = []
+
+        def read_files() -> None:
+            with contextlib.suppress(Stopped):
+                self.files = read_own_files(self.job, self.looks[0].name, self.stop_reading)
+
+        def do(work: Callable[[], None]) -> None:
+            try:
+                work()
+            except Exception as error:
+                defects.append(error)
+
+        work = [*(functools.partial(self._look, look) for look in self.looks), *([read_files] if self.job else [])]
         # Daemons: a name server or a disk that hangs must not hold up the end.
-        threads = [threading.Thread(target=self._do, args=(function,), daemon=True) for function in work]
+        threads = [threading.Thread(target=do, args=(each,), daemon=True) for each in work]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(max(0.0, self.at(FACTS_BY) - time.monotonic()))
-        if self.defects:  # in a thread of its own nobody would hear of it, and the host would seem well
-            raise self.defects[0]
+        if defects:  # in a thread of its own nobody would hear of it, and the host would seem well
+            raise defects[0]
         for look, thread in zip(self.looks, threads, strict=False):
             if thread.is_alive():
                 look.not_done(FACTS_BY)
-
-    def _do(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:
-            self.defects.append(error)
-
-    def _read_files(self) -> None:
-        with contextlib.suppress(Stopped):
-            self.files = read_own_files(self.job, self.looks[0].name, self.stop_reading)
 
     def _look(self, look: Look) -> None:
         host = look.facts.host
         try:
             if look.number == 0:
                 machine, python, project = LocalMachine(look.name), sys.executable, str(PROJECT)
-                self._check_master(look)
+                try:
+                    check_is_this_machine(host)
+                except ConfigError as error:
+                    look.failed("ssh", error)
             else:
                 machine = look.remote = Remote.connect(host, timeout=CONNECT_S)
                 python, project = host.python, machine.expand(host.project_path)
@@ -157,19 +160,18 @@ class _Preflight:
             code=self.code if look.number else (),
         )
 
-    def _check_master(self, look: Look) -> None:
-        try:
-            check_is_this_machine(look.facts.host)
-        except ConfigError as error:
-            look.failed("ssh", error)
-
     def _await_torch(self, seconds: float) -> None:
         for look in self.looks:
             look.await_torch(self.at(seconds))
 
     def _links(self, report: Report) -> list[Finding]:
-        """Also decides on which network the hosts train."""
-        able = [look for look in self.looks if self._can_try_links(look.facts.facts)]
+        """Find what is wrong with the links, and decide on which network the hosts train."""
+        able = []
+        for look in self.looks:
+            facts = look.facts.facts
+            # Only the Python that trains, and not one so bad that this has been said already.
+            if facts and facts["training"] and "psutil" in facts["versions"] and not self.pins.unfit(facts["python"]):
+                able.append(look)
         if len(able) < 2:
             return []
         try:
@@ -187,11 +189,6 @@ class _Preflight:
         report.meeting = best.peer if best is not networks[0] else None
         self._await_torch(LINKS_BY)
         return [*best.problems, *Groups(best, self.at(GROUPS_BY)).form()]
-
-    def _can_try_links(self, facts: dict) -> bool:
-        """Whether it is the Python that trains, and not one so bad that this has been said already."""
-        is_usable = facts and facts["training"] and "psutil" in facts["versions"]
-        return bool(is_usable and not self.pins.unfit(facts["python"]))
 
     def _judge(self, report: Report) -> list[Finding]:
         manifests, own = self.files or ([], [])

@@ -1,4 +1,4 @@
-"""One file of each audio format, written and read back."""
+"""Writes one file of each audio format, and reads it back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_audio_formats(tell: Tell) -> Finding:
 
 
 def tone(rate: int) -> np.ndarray:
-    """float32 [n, 2]: both channels alike, as most recordings of one microphone."""
+    """Make a tone, float32 [n, 2]: both channels alike, as most recordings of one microphone."""
     time = np.arange(int(SECONDS * rate)) / rate
     wave = (0.3 * np.sin(2 * np.pi * PITCH * time)).astype(np.float32)
     return np.stack([wave, wave], axis=1)
@@ -64,7 +64,7 @@ def _encode(source: Path, kind: str) -> Path:
 
 
 def _problem(path: Path) -> str:
-    """What is wrong with an encoded tone as it is read; empty if nothing is."""
+    """Say what is wrong with an encoded tone as it is read; empty if nothing is."""
     try:
         found = load_audio(path)
     except TunerError as error:

@@ -1,4 +1,4 @@
-"""Decoding on an accelerator against float64 on the CPU: token by token with a cache, and all tokens at once.
+"""Compares decoding on an accelerator with float64 on the CPU: token by token with a cache, and all tokens at once.
 
 The fault looked for: on macOS 26 an M1 dropped the bias of a linear layer over a single row (pytorch 188438, 192934),
 which each step of cached decoding is. Training computes no single rows: its loss is right, the texts are not.
@@ -26,7 +26,7 @@ MADE_ELSEWHERE = (
 
 
 def check_decoding(device: torch.device, tell: Tell) -> Finding:
-    """Of fixed random tokens, so that a small difference does not lead to another text."""
+    """Compare logits of fixed random tokens, so that a small difference does not lead to another text."""
     model = load_base(BUNDLED / "model")[0].eval()
     tell(f"{TOKENS} tokens")
     cached, at_once = map(max, zip(*(logit_errors(model, clips, device) for clips in CLIPS), strict=True))
@@ -42,7 +42,7 @@ def check_decoding(device: torch.device, tell: Tell) -> Finding:
 
 
 def logit_errors(model: nn.Module, clips: int, device: torch.device) -> tuple[float, float]:
-    """(with a cache, all at once), relative to the same weights in float64 on the CPU."""
+    """Return the errors (with a cache, all at once), relative to the same weights in float64 on the CPU."""
     chance = torch.Generator().manual_seed(clips)
     features = torch.rand(clips, model.config.num_mel_bins, full_frames(model), generator=chance) * 2 - 1
     ids = torch.randint(model.config.decoder_start_token_id, (clips, TOKENS), generator=chance)
@@ -54,7 +54,7 @@ def logit_errors(model: nn.Module, clips: int, device: torch.device) -> tuple[fl
 
 @torch.no_grad()
 def logits(model: nn.Module, features: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """float64 [clips, TOKENS, vocabulary] on the CPU; parts: of the ids [clips, n], one after the other."""
+    """Compute logits, float64 [clips, TOKENS, vocabulary] on the CPU. parts: of the ids [clips, n], in order."""
     states, cache, found = encode(model, features), None, []
     for ids in parts:
         output = model(encoder_outputs=states, decoder_input_ids=ids, past_key_values=cache, use_cache=True)

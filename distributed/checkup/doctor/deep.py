@@ -75,6 +75,8 @@ def deep_checks(profile: Profile | None, device: torch.device, tell: Tell) -> li
 
 
 class Holder(nn.Module):
+    """Holds parameters of these shapes, and a buffer."""
+
     def __init__(self, shapes: Sequence[tuple[int, ...]]):
         super().__init__()
         self.weights = nn.ParameterList(nn.Parameter(torch.zeros(shape)) for shape in shapes)
@@ -82,13 +84,13 @@ class Holder(nn.Module):
 
 
 def layouts(chunk: int) -> Sequence[Sequence[tuple[int, ...]]]:
-    """Small tensors that travel together; one chunk and a little more; more than one; rows that make two chunks."""
+    """Return shapes of small tensors sent together, of one chunk and a little more, of more, of rows in two chunks."""
     small = [(7,), (1,), (33, 65), (1000,)]
     return small, [(chunk - 1,), (5,)], [(chunk + 1,)], [(3,), (chunk // 4096 + 3, 4096)]
 
 
 def check_staging(device: torch.device, tell: Tell) -> Finding:
-    """Writes, computes on the device and reads back at once: a copy that does not wait would read what was before."""
+    """Write, compute on the device and read back at once: a copy that does not wait would read what was before."""
     chance = torch.Generator().manual_seed(0)
     copies = moved = 0
     for shapes in layouts(flat.CHUNK):
@@ -105,18 +107,14 @@ def check_staging(device: torch.device, tell: Tell) -> Finding:
             second = parameters.read()
             copies, moved = copies + 3, moved + 12 * parameters.numel
             for what, expected, found in (("back", kept, first), ("after a computation", kept * 2, second)):
-                if wrong := count_wrong(expected, found):
+                if wrong := int((expected.view(torch.int32) != found.view(torch.int32)).sum()):
                     detail = f"{device}: {wrong:,} of {found.numel():,} values were not the same when read {what}"
                     return problem(detail, DO_NOT_TRAIN, wrong=wrong, numel=found.numel())
     return ok(f"{device}: {copies} copies of {size(moved)} in all, bit for bit the same", copies=copies, bytes=moved)
 
 
-def count_wrong(expected: Tensor, found: Tensor) -> int:
-    return int((expected.view(torch.int32) != found.view(torch.int32)).sum())
-
-
 class Curve(nn.Module):
-    """A mean loss on (inputs [B, 8], targets [B, 1])."""
+    """Computes a mean loss on (inputs [B, 8], targets [B, 1])."""
 
     def __init__(self):
         super().__init__()
@@ -130,7 +128,7 @@ class Curve(nn.Module):
 
 
 def check_ranks(device: torch.device, tell: Tell) -> Finding:
-    """Two processes, each with half of the samples, must come to what one on the CPU comes to with all of them."""
+    """Train two ranks with half of the samples each: they must come to what one on the CPU does with all of them."""
     inputs = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(1))
     data = TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
     pair, alone = LocalTrainer(Curve(), data), LocalTrainer(Curve(), data)

@@ -1,4 +1,4 @@
-"""Forward and backward of an accelerator against float64 on the CPU, on a small Whisper, at the shapes of a profile.
+"""Compares an accelerator's gradients with float64 on the CPU, on a small Whisper, at the shapes of a profile.
 
 The fault looked for: on Apple's M1 and M2 gradients were up to 100,000 times wrong after a change of batch size, once
 batch x positions passed 32,766, while the loss was right (pytorch 177116, 193487). torch 2.14 repairs it in part, see
@@ -67,7 +67,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One batch's comparison: how many parameters are past the limit, and the one that is farthest off."""
+    """Compares one batch: how many parameters are past the limit, and the one that is farthest off."""
 
     shape: Shape
     loss_error: float
@@ -77,24 +77,24 @@ class Step:
     parameters: int
 
     def figures(self) -> dict:
-        about = {**asdict(self), **asdict(self.shape), "positions": self.shape.positions, "shape": str(self.shape)}
-        return without_inf(about)
+        shape = {**asdict(self.shape), "positions": self.shape.positions, "shape": str(self.shape)}
+        return without_inf(asdict(self) | shape)
 
 
 def without_inf(figures: dict) -> dict:
-    """For JSON, which has none."""
+    """Replace infinity by None, for JSON has none."""
     return {key: None if value == math.inf else value for key, value in figures.items()}
 
 
 def small_whisper(path: Path = BUNDLED / "model", dropout: float = 0.0) -> WhisperModelWrapper:
-    """The bundled model, all of it trainable, as the trainer wraps it."""
+    """Load the bundled model, all of it trainable, as the trainer wraps it."""
     model, processor = load_base(path)
     profile = Profile(base_model=str(path), train=path, dropout=dropout)
     return WhisperModelWrapper(prepare(model, profile), processor, "cpu")
 
 
 class Parity:
-    """The same weights twice: in float64 on the CPU, and on the device."""
+    """Holds the same weights twice, in float64 on the CPU and on the device, and compares what both compute."""
 
     def __init__(self, model: nn.Module, device: torch.device, precision: str = "float32"):
         self.device, self.precision = device, precision
@@ -131,7 +131,7 @@ class Parity:
 
 
 def gradients(model: nn.Module, batch, device: torch.device, precision: str) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients by parameter, float64 on the CPU."""
+    """Compute the loss, and the gradients by parameter, float64 on the CPU."""
     model.zero_grad(set_to_none=True)
     with devices.autocast(device, precision):
         loss, _ = model(batch)
@@ -141,7 +141,7 @@ def gradients(model: nn.Module, batch, device: torch.device, precision: str) -> 
 
 
 def deviation(expected: Tensor, found: Tensor | None) -> float:
-    """How far a gradient is off, relative to itself: the norm of the difference, or its largest element if worse."""
+    """Measure how far a gradient is off, relative to itself: by the norm, or by the largest element if worse."""
     if found is None or not bool(torch.isfinite(found).all()):
         return math.inf
     difference = found - expected
@@ -151,7 +151,7 @@ def deviation(expected: Tensor, found: Tensor | None) -> float:
 
 
 def make_batch(model: nn.Module, shape: Shape) -> dict[str, Tensor]:
-    """Noise of a log-mel's range and random words: the same for a shape each time, on every machine."""
+    """Make noise of a log-mel's range and random words: the same for a shape each time, on every machine."""
     config = whisper_of(model.model).config
     chance = torch.Generator().manual_seed(shape.clips * 100_000 + shape.frames)
     features = torch.rand(shape.clips, config.num_mel_bins, shape.frames, generator=chance) * 2 - 1
@@ -160,7 +160,7 @@ def make_batch(model: nn.Module, shape: Shape) -> dict[str, Tensor]:
 
 
 def without_padding(model: nn.Module, batch: dict[str, Tensor], shape: Shape) -> dict[str, Any]:
-    """The same clips one after the other, as a worker on a CPU computes them."""
+    """Put the clips of a batch one after the other, as a worker on a CPU computes them."""
     config, labels = whisper_of(model.model).config, batch["labels"]
     inputs = shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id)
     return {
@@ -172,7 +172,7 @@ def without_padding(model: nn.Module, batch: dict[str, Tensor], shape: Shape) ->
 
 
 def profile_shapes(model: nn.Module, profile: Profile | None, device: torch.device) -> tuple[list[Shape], str]:
-    """The batches of a profile as a training run meets them, a smaller last one included; and whose they are."""
+    """Return the batches of a profile as training meets them, a smaller last one included; and whose they are."""
     samples, source = _samples(profile)
     clips = -(-profile.batch_size // profile.accumulation) if profile else 8
     full = full_frames(model.model)
@@ -193,7 +193,7 @@ def profile_shapes(model: nn.Module, profile: Profile | None, device: torch.devi
 
 
 def wide_whisper() -> nn.Module:
-    """One with random weights and as many tokens as large-v3: the gradient behind its output layer sums over them."""
+    """Make a model with as many tokens as large-v3: the gradient behind its output layer sums over them."""
     config = WhisperConfig.from_pretrained(BUNDLED / "model", vocab_size=51_866, encoder_layers=1, decoder_layers=1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -204,24 +204,24 @@ def wide_whisper() -> nn.Module:
 
 
 def wide_shapes(model: nn.Module) -> list[Shape]:
-    """Batches of changing size, of more than the 16 tokens from which the fault shows."""
+    """Return batches of changing size, of more than the 16 tokens from which the fault shows."""
     return [_shape(model, count, SHORT_FRAMES) for count in (8, 4, 8)]
 
 
 def large_shapes(model: nn.Module, device: torch.device) -> list[Shape]:
-    """Batches of short clips, of ever changing size, some past the size of the known fault (not on the CPU)."""
+    """Return batches of short clips, of changing size, some past the size of the known fault (not on the CPU)."""
     most = 10 if device.type == "cpu" else FAULTY_POSITIONS * 2 // SHORT_FRAMES + 2
     return [_shape(model, count, SHORT_FRAMES) for count in (most // 10, most, most // 4, most, most // 7, most)]
 
 
 def _shape(model: nn.Module, clips: int, frames: int) -> Shape:
-    """Four tokens a second, about what English has."""
+    """Make a shape with four tokens a second, about what English has."""
     most = whisper_of(model.model).config.max_target_positions
     return Shape(clips, frames, min(most, max(8, frames // 25)))
 
 
 def _samples(profile: Profile | None) -> tuple[Sequence[Sample], str]:
-    """A profile's clips, or the bundled ones where it has none that can be used; and whose they are."""
+    """Load a profile's clips, or the bundled ones where it has none that can be used; and say whose they are."""
     with contextlib.suppress(DataError):
         if profile:
             reading = Reading.of(profile)
@@ -234,7 +234,7 @@ def _samples(profile: Profile | None) -> tuple[Sequence[Sample], str]:
 
 
 def compare(parity: Parity, shapes: Sequence[Shape], source: str, tell: Tell, *, tidy: bool = True) -> Finding:
-    """Run the batches in order. tidy: empty the accelerator's cache at each new shape."""
+    """Compare the batches in order. tidy: empty the accelerator's cache at each new shape."""
     steps: list[Step] = []
     for number, shape in enumerate(shapes, 1):
         tell(f"batch {number} of {len(shapes)}: {shape.clips} clips x {shape.frames // 2} positions")
@@ -258,7 +258,7 @@ def compare(parity: Parity, shapes: Sequence[Shape], source: str, tell: Tell, *,
 
 
 def compare_checkpointed(device: torch.device, tell: Tell) -> Finding:
-    """Gradients with dropout, with and without computing activations again: from one seed they must be the same."""
+    """Compare gradients with and without computing activations again: from one seed dropout must be the same."""
     tell("with and without gradient_checkpointing")
     model, found = small_whisper(dropout=0.1).to(device), []
     batch = make_batch(model, _shape(model, 4, SHORT_FRAMES))

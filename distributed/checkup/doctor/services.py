@@ -36,7 +36,7 @@ def service_checks() -> list[Check]:
 
 
 def check_network() -> Finding:
-    """The addresses that other hosts could reach."""
+    """Look for addresses that other hosts could reach."""
     import psutil
 
     from distributed.hosts.interfaces import UNFIT, own_interfaces
@@ -55,7 +55,7 @@ def check_network() -> Finding:
 
 
 def check_ssh_server(port: int = SSH_PORT) -> Finding:
-    """Needed on every host but the one where commands are typed."""
+    """Look for an SSH server, which every host needs but the one where commands are typed."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=3) as connection:
             connection.settimeout(3)
@@ -71,7 +71,7 @@ def check_ssh_server(port: int = SSH_PORT) -> Finding:
 
 
 def check_ssh_keys(folder: Path, variables: Mapping[str, str]) -> Finding:
-    """The master needs a key that the workers know."""
+    """Look for a key: the master needs one that the workers know."""
     keys = [folder / name for name in KEYS.split() if (folder / name).is_file()]
     agent = _agent_keys(variables.get("SSH_AUTH_SOCK", ""))
     open_to_others = [key.name for key in keys if key.stat().st_mode & 0o077]
@@ -86,7 +86,7 @@ def check_ssh_keys(folder: Path, variables: Mapping[str, str]) -> Finding:
 
 
 def _agent_keys(agent_socket: str) -> int | None:
-    """How many keys the agent holds; None if there is no agent."""
+    """Count the keys that the agent holds; None if there is no agent."""
     if not agent_socket:
         return None
     try:
@@ -104,9 +104,9 @@ def check_sleep() -> Finding:
 
 
 def judge_sleep(settings: str, source: str, caffeinate: bool) -> Finding:
-    """A Mac that sleeps is lost for a run as long; while the master does, nobody trains.
+    """Judge by the settings of `pmset -g`, those in use for the present power source, and by `pmset -g batt`.
 
-    settings: of `pmset -g`, those in use for the present power source. source: of `pmset -g batt`.
+    A Mac that sleeps is lost for a run as long; while the master does, nobody trains.
     """
     sleep = re.search(r"^\s*sleep\s+(\d+)(?:\s+\(sleep prevented by ([^)]*)\))?", settings, re.MULTILINE)
     is_disabled = re.search(r"^\s*SleepDisabled\s+1\s*$", settings, re.MULTILINE)
@@ -132,7 +132,7 @@ def check_display() -> Finding:
 
 
 def judge_display(settings: str) -> Finding:
-    """Where it is on, macOS may end a long load of the GPU by restarting the Mac (mlx 3267)."""
+    """Judge the display: where it is on, macOS may end a long load of the GPU by restarting the Mac (mlx 3267)."""
     found = re.search(r"^\s*displaysleep\s+(\d+)(?:\s+\(display sleep prevented by ([^)]*)\))?", settings, re.MULTILINE)
     if not found:
         return ok("`pmset -g` names no display")
@@ -151,7 +151,7 @@ def check_firewall() -> Finding:
 
 
 def judge_firewall(state: str, block_all: str, program: str) -> Finding:
-    """program: which is to accept connections."""
+    """Judge what the firewall says. program: the one that is to accept connections."""
     where = "System Settings > Network > Firewall"
     found = re.search(r"State = (\d)", state)
     if not found:

@@ -1,4 +1,4 @@
-"""What a machine's CPU and accelerator compute from fixed seeds, and how they bear changing shapes."""
+"""Computes on a machine's CPU and accelerator from fixed seeds, and at changing shapes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VARYING = [(400 + 60 * n, 20 + 3 * n) for n in (-3, 2, -1, 3, -2, 1)]  # as many
 
 
 def arithmetic(request: dict) -> list[dict]:
-    """One AdamW step and one norm on each device of this machine."""
+    """Compute one AdamW step and one norm on each device of this machine."""
     kinds = dict.fromkeys(["cpu", devices.choose(request.get("device")).type])
     return [{"device": kind, **_step(torch.device(kind), request.get("seed", 0))} for kind in kinds]
 
@@ -47,7 +47,7 @@ def _step(device: torch.device, seed: int) -> dict:
 
 
 def shapes(request: dict) -> dict:
-    """Training steps of the bundled Whisper at one shape, then at ever changing ones, without emptying the cache."""
+    """Time training steps of the bundled Whisper at one shape, then at changing ones, without emptying the cache."""
     path = Path(request["model"]).expanduser()
     device = devices.choose(request.get("device"))
     torch.set_num_threads(1)  # hosts of a test may be one machine, and an accelerator does not care
@@ -61,9 +61,9 @@ def shapes(request: dict) -> dict:
 
 
 def memory(request: dict) -> dict:
-    """Bytes that a clip of 30 s adds to a training step's peak, estimated and taken; and what torch says at its limit.
+    """Measure the bytes that a clip of 30 s adds to a step's peak, beside the estimate; and see torch at its limit.
 
-    Of a small model: what attention keeps is most of it there, too.
+    What attention keeps is most of it in a small model, too.
     """
     path = Path(request["model"]).expanduser()
     device = devices.choose(request.get("device"))
@@ -84,7 +84,7 @@ def memory(request: dict) -> dict:
 
 
 def _beyond(device: torch.device) -> dict | None:
-    """An allocation beyond the limit of torch's, which is set low for that: nobody else's memory is touched."""
+    """Allocate beyond the limit of torch's, which is set low for that: nobody else's memory is touched."""
     if device.type == "cpu":
         return None
     getattr(torch, device.type).set_per_process_memory_fraction(LITTLE)

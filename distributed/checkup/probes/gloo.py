@@ -1,4 +1,4 @@
-"""Two ranks over gloo, each bound to its own address: how fast, and when a killed or a silent one is noticed."""
+"""Joins two ranks over gloo, each bound to its own address: how fast, and when a killed or silent one is noticed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LATE_S = 5.0
 
 
 def speed(request: dict) -> dict:
-    """Mbit/s of the payload: all_reduce, and from each rank to the other. Rank 0 measures."""
+    """Measure Mbit/s of the payload: all_reduce, and from each rank to the other. Rank 0 measures."""
     began = time.perf_counter()
     comm = _joined(request)
     formed_s = time.perf_counter() - began
@@ -53,9 +53,9 @@ def survivor(request: dict) -> dict:
 
 
 def silent(request: dict) -> dict:
-    """Rank 1 takes no part, as if it were frozen: when gloo gives an operation up whose time-out is below its group's.
+    """Measure when gloo gives an operation up whose time-out is below its group's; rank 1 takes no part in it.
 
-    Until then it keeps what was to be sent.
+    Until then gloo keeps what was to be sent.
     """
     comm = _joined(request)
     comm.all_reduce_(torch.zeros(1))
@@ -70,9 +70,9 @@ def silent(request: dict) -> dict:
 
 
 def _joined(request: dict) -> ProcessGroupComm:
-    """Both wait for a second line of stdin once torch is loaded: no time-out must run on a slow start of the other.
+    """Join the other rank, once torch is loaded on both: no time-out must run on a slow start of the other.
 
-    It has the key of this pair. The lines after it are what the other one sets in the store, as it has sent them.
+    The second line of stdin has the key of this pair. The lines after it are what the other one sets in the store.
     """
     send_event({"type": "ready"})
     key = bytes.fromhex(json.loads(sys.stdin.buffer.readline())["key"])
@@ -84,12 +84,18 @@ def _joined(request: dict) -> ProcessGroupComm:
         return said["value"]
 
     store = RelayedStore(lambda name, value: send_event({"type": "set", "key": name, "value": value}), told)
-    about = {"rank": request["rank"], "address": request["address"], "timeout": request["timeout_s"]}
-    return ProcessGroupComm(world_size=2, store=store, key=key, **about)
+    return ProcessGroupComm(
+        rank=request["rank"],
+        world_size=2,
+        store=store,
+        address=request["address"],
+        timeout=request["timeout_s"],
+        key=key,
+    )
 
 
 def _agreed(comm: ProcessGroupComm) -> int:
-    """Bytes that pass within MEASURE_S, 64 MB at most."""
+    """Agree on how many bytes pass within MEASURE_S, 64 MB at most."""
     small = torch.zeros(SMALL // 4)
     comm.all_reduce_(small)
     seconds = _seconds(lambda: comm.all_reduce_(small), comm)
@@ -99,7 +105,7 @@ def _agreed(comm: ProcessGroupComm) -> int:
 
 
 def _seconds(work: Callable[[], None], comm: ProcessGroupComm) -> float:
-    """From when both are ready until both have done it."""
+    """Measure the seconds from when both are ready until both have done it."""
     comm.all_reduce_(torch.zeros(1))
     began = time.perf_counter()
     work()

@@ -74,7 +74,7 @@ class Desk:
         return f"{LETTERS[number % len(LETTERS)]}{number // len(LETTERS) or ''}"
 
     def learn(self, secrets: dict, letter: str) -> None:
-        """What a machine says of its owner, see distributed/checkup/probes/probe.py."""
+        """Learn what a machine says of its owner, see `secrets` of distributed/checkup/probes/probe.py."""
         self.sanitizer.learn(secrets.get("names", ()), letter)
         self.sanitizer.learn(secrets.get("users", ()), "USER")
         self.sanitizer.learn_folders(secrets.get("folders", ()), "home or project")
@@ -129,7 +129,7 @@ def told(work: Callable[[], Any]) -> dict:
 
 
 class Asking:
-    """What one check has started; `end` kills it all, on every machine, and lets nothing more start."""
+    """Starts what one check asks; `end` kills it all, on every machine, and lets nothing more start."""
 
     def __init__(self, desk: Desk, life_s: float):
         self.desk, self._life_s = desk, life_s
@@ -183,7 +183,7 @@ class Asking:
         return self.start(place, probe, **request).next("answer")["answer"]
 
     def ask_all(self, probe: str, **request: Any) -> list[dict]:
-        """Of every machine, asked at once: `host`, and `answer` or `failed`."""
+        """Ask every machine at once: of each its `host`, and `answer` or `failed`."""
         return self.on_all(lambda place: self.ask(place, probe, device=place.host.device, **request))
 
     def on_all(self, work: Callable[[Place], Any], places: Sequence[Place] | None = None) -> list[dict]:

@@ -53,7 +53,7 @@ IPV4 = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?!\d|\.\d)")
 
 
 class Sanitizer:
-    """Hosts become A, B, C; users, folders and other names become words; addresses and paths become their kind."""
+    """Turns hosts into A, B, C; users, folders and other names into words; addresses and paths into their kind."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -61,7 +61,7 @@ class Sanitizer:
         self._pattern: re.Pattern[str] | None = None
 
     def learn(self, names: Iterable[str], as_word: str) -> None:
-        """A host's names and addresses, or a user's. Of a name with dots the first part is enough."""
+        """Learn a host's names and addresses, or a user's. The first part of a name with dots is enough."""
         for name in names:
             kind = kind_of_address(name)
             for part in (name,) if kind else (name, name.split(".")[0]):
@@ -79,7 +79,7 @@ class Sanitizer:
                 self._folders.setdefault(folder.rstrip("/"), kind)
 
     def clean(self, value: Any) -> Any:
-        """The same with every text in it cleaned.
+        """Clean every text in a value.
 
         Keys of objects are words of ours or names of interfaces: a user may be called `answer`, so names stay there.
         """
@@ -148,7 +148,7 @@ TESTS: list[tuple[Callable[[Any], bool], str]] = [
 
 
 def kind_of_address(text: str) -> str:
-    """For example "private IPv4"; "" for what is no address."""
+    """Name the kind of an address, for example "private IPv4"; "" for what is no address."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
