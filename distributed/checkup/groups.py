@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
 
 from whisper_tuner.errors import HostError
 
@@ -31,19 +30,24 @@ class Groups:
 
     def __init__(self, links: Links, deadline: float):
         self.links, self.deadline = links, deadline
-        self.problems: list[Finding] = []
         self.untried: dict[str, list[str]] = defaultdict(list)  # by the reason, hosts
 
     def form(self) -> list[Finding]:
+        looks, found = self.links.looks, []
         pairs = self._pairs()
-        for what, those in (self._failed(pairs) if pairs else {}).items():
-            self._explain(what, those)
-        for reason, names in self.untried.items():
-            what = f"no gloo group was tried with {', '.join(names)}: {reason}"
-            self._add(
-                names, what, "The run itself will do it. To look again: multimac hosts check", severity=Severity.WARNING
-            )
-        return self.problems
+        for failed, those in (self._failed(pairs) if pairs else {}).items():
+            numbers = dict.fromkeys(number for pair in those for number in pair)
+            names = ", ".join(f"{looks[a].name} <-> {looks[b].name}" for a, b in those)
+            places = ", ".join(map(self.links.at, numbers))
+            what = f"{names}: TCP connects, but gloo does not ({places}): {failed}"
+            hosts = tuple(looks[number].name for number in numbers)
+            found.append(Finding(hosts=hosts, what=what, remedy=WHAT_HELPS, check="links"))
+        return [*found, *(self._not_tried(reason, names) for reason, names in self.untried.items())]
+
+    def _not_tried(self, reason: str, names: list[str]) -> Finding:
+        what = f"no gloo group was tried with {', '.join(names)}: {reason}"
+        remedy = "The run itself will do it. To look again: multimac hosts check"
+        return Finding(hosts=tuple(names), what=what, remedy=remedy, severity=Severity.WARNING, check="links")
 
     def _pairs(self) -> list[tuple[int, int]]:
         """Return the pairs that could form a group, the lower number first."""
@@ -93,17 +97,6 @@ class Groups:
         looks = [self.links.looks[number] for number in requests]
         answers = ask_all(looks, op, lambda look: requests[look.number], deadline, failed)
         return {look.number: answer[wanted] for look, answer in answers}
-
-    def _explain(self, failed: str, pairs: list[tuple[int, int]]) -> None:
-        looks = self.links.looks
-        numbers = dict.fromkeys(number for pair in pairs for number in pair)
-        names = ", ".join(f"{looks[a].name} <-> {looks[b].name}" for a, b in pairs)
-        places = ", ".join(map(self.links.at, numbers))
-        what = f"{names}: TCP connects, but gloo does not ({places}): {failed}"
-        self._add([looks[number].name for number in numbers], what, WHAT_HELPS)
-
-    def _add(self, names: Sequence[str], what: str, remedy: str, **more: str) -> None:
-        self.problems.append(Finding(hosts=tuple(names), what=what, remedy=remedy, check="links", **more))
 
 
 def _clearer(one: str, other: str) -> str:
