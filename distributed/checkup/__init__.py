@@ -1,1 +1,1 @@
-"""Looks at all hosts before a run."""
+"""Finds out if this machine, or these machines, are fit to train."""

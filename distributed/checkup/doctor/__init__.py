@@ -1,1 +1,1 @@
-"""`multimac doctor`: what this machine is fit for."""
+"""Checks this machine by itself, for `multimac doctor`."""

@@ -113,7 +113,7 @@ def check_staging(device: torch.device, tell: Tell) -> Finding:
     return ok(f"{device}: {copies} copies of {size(moved)} in all, bit for bit the same", copies=copies, bytes=moved)
 
 
-class Curve(nn.Module):
+class Regression(nn.Module):
     """Computes a mean loss on (inputs [B, 8], targets [B, 1])."""
 
     def __init__(self):
@@ -131,7 +131,7 @@ def check_ranks(device: torch.device, tell: Tell) -> Finding:
     """Train two ranks with half of the samples each: they must come to what one on the CPU does with all of them."""
     inputs = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(1))
     data = TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
-    pair, alone = LocalTrainer(Curve(), data), LocalTrainer(Curve(), data)
+    pair, alone = LocalTrainer(Regression(), data), LocalTrainer(Regression(), data)
     settings = {"strategy": AllReduceStrategy(lr=1e-2), "max_steps": STEPS, "seed": 3, "timeout": 120.0}
     tell("starting two processes")
     found = FlatParameters(
@@ -142,7 +142,7 @@ def check_ranks(device: torch.device, tell: Tell) -> Finding:
     tell("the same with one")
     expected = FlatParameters(alone.fit(num_nodes=1, batch_size=SAMPLES, device="cpu", **settings)).read()
     off = float((found - expected).norm() / expected.norm())
-    moved = float((expected - FlatParameters(Curve()).read()).norm())
+    moved = float((expected - FlatParameters(Regression()).read()).norm())
     figures = {"steps": pair.result.steps, "bytes": pair.result.bytes_sent, "off": off, "moved": moved}
     if not off <= LIMIT:
         return problem(f"{device}: the weights of two ranks are {off:.1e} off those of one", QUIT_VPN, **figures)

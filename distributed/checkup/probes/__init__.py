@@ -1,1 +1,1 @@
-"""What `multimac selftest` asks of a machine: processes started there, one for each question."""
+"""Answers what `multimac selftest` asks of a machine, in processes started there, one for each question."""

@@ -1,1 +1,1 @@
-"""`multimac selftest`: one command that proves, on its owner's machines, what could only be written from documents."""
+"""Proves on its owner's machines what could only be written from documents, for `multimac selftest`."""

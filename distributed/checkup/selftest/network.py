@@ -170,7 +170,8 @@ def connect(answers: list[dict]) -> list[Finding]:
     for entry in answers:
         if "failed" in entry:
             rows.append(failed(entry["failed"]).named(f"connect, {entry['host']}"))
-        for link in entry["answer"] if "failed" not in entry else ():
+            continue
+        for link in entry["answer"]:
             rows.append(_connection(link).named(f"connect {entry['host']} -> {link['to']}"))
     return rows
 
