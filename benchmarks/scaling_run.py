@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 
 from benchmarks.base import PROJECT, RunFailed, config_text, watching
-from distributed.preflight.speed import REMEMBERED
+from distributed.checkup.speed import REMEMBERED
 from distributed.run_dir.log import read_events
 from lab import Lab, cpu
 from lab.network import INTERFACE

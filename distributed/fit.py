@@ -19,6 +19,7 @@ import cloudpickle
 from safetensors.torch import load_model
 from torch import nn
 
+from distributed.checkup.preflight import preflight
 from distributed.hosts.code import PACKAGES, PRUNED, SyncItem, code_items
 from distributed.hosts.keep_awake import awake, hosts_awake
 from distributed.hosts.paths import STORE
@@ -28,7 +29,6 @@ from distributed.plan.hosts_file import load_hosts
 from distributed.plan.launch import Launch, Rank
 from distributed.plan.rendezvous import meeting_address
 from distributed.plan.run_spec import RESULT, WEIGHTS, Bundle, RunSpec
-from distributed.preflight.run import preflight
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts
 from exogym.errors import SettingError

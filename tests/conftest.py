@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The preflight's import of torch takes seconds; it is given up at once."""
-    monkeypatch.setattr("distributed.preflight.look.TORCH_ALARM_S", 1)
+    monkeypatch.setattr("distributed.checkup.look.TORCH_ALARM_S", 1)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -49,7 +49,7 @@ def collect(paths: Iterable[Path]) -> set[Message]:
     groups = _exit_statuses() | {"BadRow": ROW}
     groups = {c.name: groups[base] for c in classes for base in map(ast.unparse, c.bases) if base in groups} | groups
     imported = {name: taker for tree in trees.values() for name, taker in _takers(tree.body, groups).items()}
-    imported["Problem"] = (FOUND, 9)  # a class
+    imported["Finding"] = (FOUND, 9)  # a class
     found = set()
     for path, tree in trees.items():
         read_by_users = {"ValueError": "3"} if {path.stem, path.parent.name} & {"settings", "wizard"} else {}

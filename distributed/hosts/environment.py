@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from .code import SyncItem
 from .each import on_each
 from .installing import Taken, shown, unpacked
 from .keep_awake import hosts_awake
-from .paths import PROJECT
+from .paths import PROJECT, project_settings
 from .sync import Progress, no_progress, sync
 from .wheelhouse import QUIET, Target, target_of
 
@@ -93,7 +92,7 @@ def setup(remotes: Sequence[Remote], say: Say, progress: Progress = no_progress)
 
 def own_pins(project: Path = PROJECT) -> Pins:
     """Read the versions that this machine runs, without local tags (+cpu). Raises ConfigError if one is missing."""
-    settings = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    settings = project_settings(project)
     asked = map(Requirement, settings["dependencies"])
     direct = [requirement for requirement in asked if not requirement.marker or requirement.marker.evaluate()]
     python = SpecifierSet(settings["requires-python"])

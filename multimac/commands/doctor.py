@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import platform
 import time
@@ -14,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
+from distributed.checkup.doctor.machine import machine_checks
+from distributed.checkup.doctor.services import service_checks
+from distributed.checkup.findings import Finding, Severity, Tell, examine, exit_status, problem
 from distributed.hosts.paths import PROJECT
 from distributed.plan.job import resolve
-from multimac.doctor.checks import Finding, State, Tell, examine, exit_status, problem
-from multimac.doctor.machine import machine_checks
-from multimac.doctor.services import service_checks
 from multimac.view.progress import working
 from multimac.view.terminal import Console
 from whisper_tuner.config import ConfigFile, Profile
@@ -26,7 +25,7 @@ from whisper_tuner.errors import ExitStatus
 
 from .options import CONFIG, Config, command
 
-STYLES = {State.OK: "green", State.SKIPPED: "dim", State.WARNING: "yellow", State.PROBLEM: "bold red"}
+STYLES = {Severity.OK: "green", Severity.SKIPPED: "dim", Severity.WARNING: "yellow", Severity.ERROR: "bold red"}
 
 
 @command("doctor")
@@ -53,13 +52,13 @@ def doctor(
 def _deep(profile: Profile | None, show: Tell) -> list[Finding]:
     show("loading torch")
     try:
+        from distributed.checkup.doctor.deep import deep_checks
         from exogym import device as devices
-        from multimac.doctor.deep import deep_checks
 
         device = devices.choose(profile.device if profile else None)
     except (ImportError, OSError, ValueError) as error:  # a broken package, or a device that is not there
         found = problem(f"they cannot run: {error}", "First fix what the rows above report.")
-        return [dataclasses.replace(found, name="deep checks")]
+        return [found.named("deep checks")]
     return examine(deep_checks(profile, device, show), show)
 
 
@@ -71,8 +70,23 @@ def report(findings: Sequence[Finding], profile: str, deep: bool) -> dict:
         "profile": profile or None,
         "deep": deep,
         "exit_status": int(exit_status(findings)),
-        "findings": [dataclasses.asdict(finding) for finding in findings],
+        "findings": [
+            {
+                "state": state(found),
+                "detail": found.what,
+                "remedy": found.remedy,
+                "figures": found.figures,
+                "name": found.check,
+                "seconds": found.seconds,
+            }
+            for found in findings
+        ],
     }
+
+
+def state(found: Finding) -> str:
+    """Name the severity of a finding as doctor does."""
+    return "problem" if found.is_error else found.severity
 
 
 def _print(console: Console, findings: Sequence[Finding], deep: bool) -> None:
@@ -82,13 +96,13 @@ def _print(console: Console, findings: Sequence[Finding], deep: bool) -> None:
     table.add_column("detail and remedy", overflow="fold")
     for finding in findings:
         remedy = [(f"\n{finding.remedy}", "bold")] if finding.remedy else []
-        state = Text(finding.state, STYLES[finding.state])
-        table.add_row(finding.name, state, Text.assemble(finding.detail, *remedy))
+        named = Text(state(finding), STYLES[finding.severity])
+        table.add_row(finding.check, named, Text.assemble(finding.what, *remedy))
     console.print(table)
-    count = Counter(finding.state for finding in findings)
+    count = Counter(finding.severity for finding in findings)
     more = "" if deep else " `doctor --deep` tries accelerator, ranks and audio for real (a minute)."
-    warnings = f"warnings: {count[State.WARNING]}"
-    if count[State.PROBLEM]:
-        console.print(f"Not fit to train. Problems: {count[State.PROBLEM]}, {warnings}.", style="red")
+    warnings = f"warnings: {count[Severity.WARNING]}"
+    if count[Severity.ERROR]:
+        console.print(f"Not fit to train. Problems: {count[Severity.ERROR]}, {warnings}.", style="red")
     else:
-        console.print(f"{f'Fit to train; {warnings}' if count[State.WARNING] else 'All well'}.{more}")
+        console.print(f"{f'Fit to train; {warnings}' if count[Severity.WARNING] else 'All well'}.{more}")

@@ -13,6 +13,9 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from distributed.checkup.facts import Report
+from distributed.checkup.folders import shared_folders
+from distributed.checkup.preflight import preflight
 from distributed.hosts.each import on_each
 from distributed.hosts.environment import setup
 from distributed.hosts.holdings import AUDIO, KINDS, holdings
@@ -21,9 +24,6 @@ from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import resolve
 from distributed.plan.prepare import prepare_run
 from distributed.plan.rendezvous import check_is_this_machine
-from distributed.preflight.folders import shared_folders
-from distributed.preflight.report import Report
-from distributed.preflight.run import preflight
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, Hosts
 from exogym.config import nearest
@@ -83,9 +83,7 @@ def hosts_check(
     console.print(f"looking at {', '.join(host.address for host in machines.all)}")
     with preflight(job, machines, hosts_file=hosts) as report:
         if as_json:
-            told = {name: [*map(dataclasses.asdict, getattr(report, name))] for name in ("hosts", "pairs", "problems")}
-            told |= {"network": report.network, "seconds": round(report.seconds, 1)}
-            print(json.dumps(told, indent=2, default=str))
+            print(json.dumps(_as_json(report), indent=2, default=str))
         else:
             show(console, report, errors=False)
         report.raise_if_errors()
@@ -136,6 +134,18 @@ def _show_held(console: Console, told: list[dict[str, Any]], *, really: bool) ->
     if sizes := [row["bytes"] for one in told for row in one["held"]]:
         said = "removed" if really else "nothing has been removed yet: repeat the command with --yes"
         console.print(f"{size(sum(sizes))} in all; {said}")
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    """Write a report without its connections."""
+    keys = ("hosts", "what", "remedy", "severity", "check", "status")
+    return {
+        "hosts": [dataclasses.asdict(facts) for facts in report.hosts],
+        "pairs": [dataclasses.asdict(pair) for pair in report.pairs],
+        "problems": [{key: getattr(problem, key) for key in keys} for problem in report.problems],
+        "network": report.network,
+        "seconds": round(report.seconds, 1),
+    }
 
 
 @contextlib.contextmanager

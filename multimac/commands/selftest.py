@@ -14,13 +14,13 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
+from distributed.checkup.findings import Finding, exit_status
+from distributed.checkup.probes.probe import secrets
+from distributed.checkup.selftest.asking import Desk
+from distributed.checkup.selftest.run import CHECKS, LID, VERDICTS, Check, as_row, cleaned, report_of, rows_of, run
 from distributed.hosts.keep_awake import awake
 from distributed.plan.hosts_file import load_hosts
-from distributed.selftest.probe import secrets
 from distributed.ssh.host import Host, Hosts
-from multimac.selftest.asking import Desk
-from multimac.selftest.rows import Row, Verdict
-from multimac.selftest.run import CHECKS, LID, Check, cleaned, exit_status, report_of, rows_of, run
 from multimac.view.progress import working
 from multimac.view.terminal import Console
 from whisper_tuner.errors import ConfigError, ExitStatus
@@ -29,7 +29,7 @@ from whisper_tuner.text import harmless
 
 from .options import command
 
-STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.UNKNOWN: "yellow"}
+STYLES = {"pass": "green", "fail": "bold red", "not known": "yellow"}
 VERDICT_WIDTH, NAME_WIDTH = 9, 22
 
 
@@ -69,7 +69,7 @@ def selftest(
 
 
 def _check_writable(out: Path) -> None:
-    """Before five minutes of work. Raises ConfigError."""
+    """Try to write before five minutes of work. Raises ConfigError."""
     remedy = "Name another file with --out."
     if out.is_dir():
         raise ConfigError(f"{out} is a folder", remedy=remedy)
@@ -80,7 +80,7 @@ def _check_writable(out: Path) -> None:
 
 
 def _introduce(console: Console, desk: Desk) -> None:
-    """Rows and report know hosts by letters; here alone they have their names."""
+    """Say which letter stands for which host: rows and report know hosts by letters alone."""
     for host in desk.hosts.all:
         desk.sanitizer.learn([host.address], desk.letter(host))
         desk.sanitizer.learn([host.user] if host.user else [], "USER")
@@ -99,18 +99,19 @@ def _show_all(console: Console, desk: Desk, checks: Sequence[Check], entries: li
                 console.print(_line(row))
 
 
-def _line(row: Row) -> Table:
-    """One row of the table: each is printed alone, as soon as it is known."""
+def _line(found: Finding) -> Table:
+    """Make one row of the table: each is printed alone, as soon as it is known."""
     table = Table.grid(padding=(0, 1), expand=False)
     for width in (VERDICT_WIDTH, NAME_WIDTH):
         table.add_column(width=width, overflow="fold")
     table.add_column(overflow="fold")
-    table.add_row(Text(row.verdict, STYLES[row.verdict]), Text(row.name), Text(row.meaning))
+    row = as_row(found)
+    table.add_row(Text(row["verdict"], STYLES[row["verdict"]]), Text(row["name"]), Text(row["meaning"]))
     return table
 
 
-def _sum_up(console: Console, rows: Sequence[Row], out: Path, seconds: float) -> None:
-    count = Counter(row.verdict for row in rows)
-    console.print(", ".join(f"{verdict}: {count[verdict]}" for verdict in Verdict) + f" ({seconds:.0f} s)")
+def _sum_up(console: Console, rows: Sequence[Finding], out: Path, seconds: float) -> None:
+    count = Counter(VERDICTS[row.severity] for row in rows)
+    console.print(", ".join(f"{verdict}: {count[verdict]}" for verdict in STYLES) + f" ({seconds:.0f} s)")
     what = "it contains no names, addresses, keys or paths. Please look through it, and send it to us: docs/mac.md"
     console.print(f"{out}: {what}", soft_wrap=True)

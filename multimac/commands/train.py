@@ -14,6 +14,9 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from distributed.checkup.facts import Report
+from distributed.checkup.preflight import preflight
+from distributed.checkup.speed import measure, remember, remembered, step_of_all
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.hosts.sync import lacking
@@ -22,9 +25,6 @@ from distributed.plan.hosts_file import EXAMPLE, HOSTS_FILE, load_hosts
 from distributed.plan.job import BESIDE, Job, resolve
 from distributed.plan.prepare import Prepared, prepare_run
 from distributed.plan.rendezvous import meeting_address
-from distributed.preflight.report import Report
-from distributed.preflight.run import preflight
-from distributed.preflight.speed import measure, remember, remembered, step_of_all
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts
 from multimac.view.preflight_view import show_preflight

@@ -1,4 +1,4 @@
-"""A preflight's report on the terminal: hosts by checks, the links between them, what to mend."""
+"""Shows a preflight's report on the terminal: hosts by checks, the links between them, what to mend."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from distributed.preflight.report import ERROR, WARNING, HostFacts, Pair, Report
+from distributed.checkup.facts import HostFacts, Pair, Report
+from distributed.checkup.findings import Severity, worst
 from whisper_tuner.text import counted
 
 from .terminal import USUAL_WIDTH, fitting
@@ -14,8 +15,8 @@ from .terminal import USUAL_WIDTH, fitting
 CHECKS = ("ssh", "python", "packages", "code", "clock", "disk", "memory", "device", "links")
 # Problems without a column of their own are shown where they belong.
 COLUMN = {"folder": "disk", "system": "python", "files": "disk", "rivals": "packages"}
-STYLE = {ERROR: "red", WARNING: "yellow"}
-MARK = {ERROR: "✗", WARNING: "!"}
+STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow"}
+MARKS = {Severity.ERROR: "✗", Severity.WARNING: "!"}
 
 
 def show_preflight(console: Console, report: Report) -> None:
@@ -29,7 +30,7 @@ def show_preflight(console: Console, report: Report) -> None:
 
 
 def show(console: Console, report: Report, *, errors: bool = True) -> None:
-    """Print hosts, links and problems. errors=False: errors follow as the report's exception."""
+    """Print the tables and problems. errors: of those, also errors, which else follow as the report's exception."""
     console.print(fitting(console, _hosts(report), heads=2, below=USUAL_WIDTH))
     if report.pairs:
         console.print()
@@ -38,7 +39,7 @@ def show(console: Console, report: Report, *, errors: bool = True) -> None:
         console.print(report.network, soft_wrap=True)
     console.print()
     for problem in report.problems if errors else report.warnings:
-        console.print(Text.assemble((f"{problem.severity}:", STYLE[problem.severity]), f" {problem}"))
+        console.print(Text.assemble((f"{problem.severity}:", STYLES[problem.severity]), f" {problem}"))
     counts = {"error": len(report.errors), "warning": len(report.warnings)}
     words = [counted(count, word) for word, count in counts.items() if count]
     console.print(f"{', '.join(words) or 'all well'} ({report.seconds:.1f} s)")
@@ -60,8 +61,8 @@ def _cell(facts: HostFacts, check: str, report: Report) -> Text:
     text = _fact(facts, check, report)
     if not own:
         return Text(text)
-    worst = ERROR if any(problem.severity == ERROR for problem in own) else WARNING
-    return Text.assemble((MARK[worst], STYLE[worst]), f" {text}" if text else "")
+    severity = worst(own)
+    return Text.assemble((MARKS[severity], STYLES[severity]), f" {text}" if text else "")
 
 
 def _fact(facts: HostFacts, check: str, report: Report) -> str:
@@ -89,23 +90,23 @@ def _fact(facts: HostFacts, check: str, report: Report) -> str:
 
 
 def _links(report: Report) -> Table:
-    """Tell Mbit/s, and ms there and back, from row to column."""
+    """Make the table of links, from row to column: Mbit/s, and ms there and back."""
+
+    def cell(pair: Pair | None, *, itself: bool) -> Text | str:
+        if pair is None:
+            return "" if itself else "?"
+        if pair.failed:
+            return Text(pair.failed, style="red")
+        speed = "?" if pair.mbit is None else f"{pair.mbit:.0f}"
+        return f"{speed} / {pair.latency_s * 1000:.1f}"
+
     found = {(pair.source, pair.target): pair for pair in report.pairs}
     table = Table(header_style="bold", box=None, padding=(0, 1, 0, 0))
     table.add_column("Mbit/s / ms", overflow="fold", max_width=20)
     for number, _ in enumerate(report.hosts, 1):
         table.add_column(f"-> {number}", justify="right")
     for number, source in enumerate(report.hosts, 1):
-        cells = [_link(found.get((source.name, target.name)), source is target) for target in report.hosts]
+        cells = [cell(found.get((source.name, target.name)), itself=source is target) for target in report.hosts]
         name = f"{number} {source.interface} {source.address}" if source.interface else f"{number} {source.name}"
         table.add_row(Text(name), *cells)
     return table
-
-
-def _link(pair: Pair | None, itself: bool) -> Text | str:
-    if pair is None:
-        return "" if itself else "?"
-    if pair.failed:
-        return Text(pair.failed, style="red")
-    speed = "?" if pair.mbit is None else f"{pair.mbit:.0f}"
-    return f"{speed} / {pair.latency_s * 1000:.1f}"

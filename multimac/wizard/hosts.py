@@ -10,11 +10,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from distributed.checkup.facts import Report, unique
+from distributed.checkup.preflight import preflight
 from distributed.hosts.interfaces import route_to
 from distributed.plan.hosts_file import HOSTS_FILE, load_hosts
 from distributed.plan.rendezvous import check_is_this_machine
-from distributed.preflight.report import Report, unique
-from distributed.preflight.run import preflight
 from distributed.ssh.host import Host, Hosts
 from multimac.commands.hosts import hosts_setup
 from multimac.view.preflight_view import show

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from distributed.checkup.programs import is_macos, output_of
 from distributed.hosts.paths import PROJECT
 from exogym.config import TRUE, parse
-from multimac.doctor.macos import is_macos, output_of
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.labels import MULTILINGUAL_VOCABULARY
 from whisper_tuner.errors import ConfigError

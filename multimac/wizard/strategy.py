@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from distributed.checkup.speed import Speed, measure, remember, step_of_all
 from distributed.hosts.each import on_each
 from distributed.plan.automatic import FEWEST_ROUNDS, Conditions, Measured, chosen
-from distributed.preflight.speed import Speed, measure, remember, step_of_all
 from distributed.ssh.connection import Remote
 from multimac.view.transfers import transfers
 from whisper_tuner.config import Profile

@@ -48,7 +48,7 @@ def test_paragraphs_are_short():
 
 
 def test_the_page_for_macs_names_every_check_of_the_self_test():
-    from multimac.selftest.run import CHECKS, LID
+    from distributed.checkup.selftest.run import CHECKS, LID
 
     text = (PROJECT / "docs" / "mac.md").read_text(encoding="utf-8")
     section = text[text.index("## The self-test") : text.index("### Please send")]

@@ -12,11 +12,11 @@ from fuzzing import fuzz, outcome, parsed, same
 from hypothesis import example
 from packaging.specifiers import SpecifierSet
 
+from distributed.checkup.session import Session
 from distributed.hosts import environment
 from distributed.hosts.agent_call import agent_call
 from distributed.launcher.background import Background, Takes, ignore, outcome_of, throw
 from distributed.launcher.training import Training
-from distributed.preflight.session import Session
 from distributed.ssh.machine import Completed
 
 CHECKED = {"missing": [[0, 0]], "stale": [], "foreign": [], "free": 9000000000, "taken": ""}

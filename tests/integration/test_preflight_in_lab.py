@@ -17,7 +17,7 @@ PROJECT = Path(__file__).parents[2]
 SCRIPT = """
 import dataclasses, json, sys
 from distributed.plan.hosts_file import load_hosts
-from distributed.preflight.run import preflight
+from distributed.checkup.preflight import preflight
 
 with preflight(None, load_hosts(sys.argv[1])) as report:
     problems = [[problem.severity, str(problem)] for problem in report.problems]

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from multimac.selftest.run import rows_of
+from distributed.checkup.selftest.run import as_row, rows_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 PROJECT = Path(__file__).parents[2]
-PROBE = "distributed.selftest.probe"
+PROBE = "distributed.checkup.probes.probe"
 
 
 def command(runner, *names: str) -> list[str]:
@@ -52,7 +52,7 @@ def test_selftest_passes_on_three_hosts_and_its_report_names_nobody(lab, runner)
     said = json.dumps(report)
     secrets = [host.address for host in lab.hosts.values()] + [socket.gethostname(), str(PROJECT), str(runner.folder)]
     assert not [secret for secret in secrets if secret in said]
-    replayed = [row.meaning for entry in report["checks"] for row in rows_of(entry)]
+    replayed = [as_row(row)["meaning"] for entry in report["checks"] for row in rows_of(entry)]
     assert replayed == [row["meaning"] for row in report["rows"]]
     runner.wait_until_nothing_is_left(10)
     assert not probes(lab)

@@ -23,7 +23,7 @@ max_steps = 3
 """
 UNCHECKED = """
 import sys
-import distributed.preflight.run as preflight
+import distributed.checkup.preflight as preflight
 preflight.folder_problems = lambda *looks, **about: []
 import cli_typer
 sys.exit(cli_typer.main())

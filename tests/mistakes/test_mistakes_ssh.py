@@ -303,8 +303,8 @@ def test_hosts_check_as_json_tells_the_same_problem(desk, host):
 
 def test_a_gpu_that_is_not_there(desk, ssh_server, monkeypatch):
     """torch must be asked, however busy the machine is."""
-    for name, seconds in {"look.TORCH_ALARM_S": 20, "run.TORCH_BY": 22.0, "run.LINKS_BY": 24.0}.items():
-        monkeypatch.setattr(f"distributed.preflight.{name}", seconds)
+    for name, seconds in {"look.TORCH_ALARM_S": 20, "preflight.TORCH_BY": 22.0, "preflight.LINKS_BY": 24.0}.items():
+        monkeypatch.setattr(f"distributed.checkup.{name}", seconds)
     Host(desk, ssh_server).write(device="cuda:99")
     desk.refuses(TRAIN, 5, "127.0.0.1: device cuda:99 is set", ("Set device to auto or cpu", "nvidia-smi"))
 

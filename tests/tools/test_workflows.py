@@ -14,9 +14,9 @@ import yaml
 from bsd_tools import bsd_tools
 
 import cli_typer
+from distributed.checkup.selftest import run
 from distributed.plan.hosts_file import load_hosts
 from multimac.commands import selftest as command
-from multimac.selftest import run
 
 PROJECT = Path(__file__).parents[2]
 WORKFLOWS = {path.name: yaml.safe_load(path.read_text()) for path in (PROJECT / ".github" / "workflows").glob("*.yml")}

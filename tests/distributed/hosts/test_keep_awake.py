@@ -11,9 +11,9 @@ import psutil
 import pytest
 from waiting import wait_until
 
+from distributed.checkup import speed
 from distributed.hosts import environment
 from distributed.hosts import keep_awake as module
-from distributed.preflight import speed
 from distributed.ssh import connection
 from distributed.ssh.connection import Remote
 from multimac.commands import evaluate, hosts, recover, train, transcribe

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from distributed.checkup.doctor.gradients import small_whisper
 from exogym import device as devices
 from exogym.device import random_state, set_random_state
 from exogym.flat import FlatParameters
-from multimac.doctor.gradients import small_whisper
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card here")]
 MB = 10**6
@@ -18,7 +18,7 @@ TWICE = """
 import sys
 import torch
 from exogym import device as devices
-from multimac.doctor.gradients import small_whisper
+from distributed.checkup.doctor.gradients import small_whisper
 from whisper_tuner.model.base_model import whisper_of
 
 device = torch.device("cuda", 0)

@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from distributed.preflight.report import HostFacts, Pair, Problem, Report
+from distributed.checkup.facts import HostFacts, Pair, Report
+from distributed.checkup.findings import Finding, Severity
 from distributed.ssh.host import Host
 from multimac.view.preflight_view import show
 from multimac.view.terminal import fitting
@@ -52,7 +53,7 @@ def test_a_preflight_of_eight_hosts_names_all_of_them_and_their_links(width):
     pairs = [
         Pair(source=a, target=b, mbit=940.0, latency_s=3e-4, failed=None) for a, b in itertools.permutations(names, 2)
     ]
-    problems = [Problem(hosts=(names[7],), what="its disk is full", severity="warning", check="disk")]
+    problems = [Finding(hosts=(names[7],), what="its disk is full", severity=Severity.WARNING, check="disk")]
     console = Console(width=width, highlight=False, markup=False)
     with console.capture() as capture:
         show(console, Report(hosts=hosts, pairs=pairs, problems=problems))

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cli_typer import main
+from distributed.checkup.findings import Finding
 from distributed.launcher.follow import PlainScreen
 from multimac.commands.doctor import _print
-from multimac.doctor.checks import Finding, State
 from multimac.view.terminal import Console
 
 TITLE, CLEAR, UP, C1 = "\x1b]0;owned\x07", "\x1b[2J", "\x1b[1A", "\x9b2J"
@@ -58,6 +58,6 @@ def test_what_hosts_print_is_harmless_in_the_log_and_where_it_is_followed(capsys
 
 def test_a_name_in_brackets_is_shown_and_no_style():
     file = io.StringIO()
-    finding = Finding(name="disk", state=State.PROBLEM, detail="[red]/Volumes/x[/]", remedy="[link=file:///]see[/link]")
+    finding = Finding(check="disk", what="[red]/Volumes/x[/]", remedy="[link=file:///]see[/link]")
     _print(Console(file=file, width=100, markup=False), [finding], deep=True)
     assert "[red]/Volumes/x[/]" in file.getvalue() and "[link=file:///]see[/link]" in file.getvalue()

@@ -12,8 +12,9 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 from rich.console import Console
 
+from distributed.checkup.facts import HostFacts, Report
+from distributed.checkup.findings import Finding
 from distributed.hosts.interfaces import Route
-from distributed.preflight.report import HostFacts, Problem, Report
 from distributed.ssh.host import Hosts
 from multimac.wizard import hosts as asking
 from multimac.wizard import questions as asking_itself
@@ -36,7 +37,7 @@ class Machines:
     @contextlib.contextmanager
     def preflight(self, job: object, hosts: Hosts) -> Iterator[Report]:
         worker = hosts.workers[0]
-        problems = [Problem(hosts=(worker.address,), what="wrong", check=check) for check in self.found.pop(0)]
+        problems = [Finding(hosts=(worker.address,), what="wrong", check=check) for check in self.found.pop(0)]
         yield Report(hosts=[HostFacts(host=host, reached=True) for host in hosts.all], problems=problems)
 
     def setup(self, hosts_file: Path) -> ExitStatus:

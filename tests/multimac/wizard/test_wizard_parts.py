@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from distributed.checkup.speed import Speed, step_of_all
 from distributed.plan.automatic import Conditions, Measured
-from distributed.preflight.speed import Speed, step_of_all
 from distributed.ssh.host import Host, Hosts
 from multimac.wizard import model
 from multimac.wizard.data import beside, find

@@ -1,0 +1,1 @@
+"""Finds out if this machine, or these machines, are fit to train."""

@@ -1,0 +1,1 @@
+"""Checks this machine by itself, for `multimac doctor`."""

@@ -1,0 +1,63 @@
+"""What the system's own programs say, most of all macOS's: no other source tells of its hardware."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LIMIT_S = 10.0
+MOST = 20_000  # characters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """chip: 'Apple M2 Pro'; model: 'Mac14,10'; memory: as macOS prints it, '16 GB'. Empty where it is not said."""
+
+    chip: str = ""
+    model: str = ""
+    memory: str = ""
+
+
+def is_macos() -> bool:
+    return platform.system() == "Darwin"
+
+
+def said_by(command: Sequence[str], limit_s: float = LIMIT_S, *, errors: bool = True) -> dict:
+    """Run a program: its `status`, None if it did not run or did not end, and its `output`, with that of stderr."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return {"status": None, "output": f"no end within {limit_s:g} s"}
+    except OSError as error:
+        return {"status": None, "output": error.strerror or str(error)}
+    output = done.stdout + (done.stderr if errors else b"")
+    return {"status": done.returncode, "output": output.decode("utf-8", "replace")[:MOST]}
+
+
+def output_of(command: Sequence[str]) -> str:
+    """Return what a program prints on stdout; empty if it is not there, fails, or does not end."""
+    said = said_by(command, errors=False)
+    return said["output"] if said["status"] == 0 else ""
+
+
+def hardware() -> Hardware:
+    return parse_hardware(output_of(["/usr/sbin/system_profiler", "SPHardwareDataType", "-json"]))
+
+
+def parse_hardware(text: str) -> Hardware:
+    """Read the chip, model and memory; serial number and identifiers, which stand beside these, are never taken."""
+    try:
+        overview = json.loads(text)["SPHardwareDataType"][0]
+        said = {key: str(overview.get(key) or "") for key in ("chip_type", "cpu_type", "machine_model")}
+        memory = str(overview.get("physical_memory") or "")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return Hardware()
+    return Hardware(chip=said["chip_type"] or said["cpu_type"], model=said["machine_model"], memory=memory)
+
+
+def translated() -> bool:
+    """Tell whether this very process runs under Rosetta, as Intel code on an Apple chip."""
+    return output_of(["/usr/sbin/sysctl", "-n", "sysctl.proc_translated"]).strip() == "1"

@@ -1,1 +1,0 @@
-"""Looks at all hosts before a run."""

@@ -1,1 +1,0 @@
-"""What `multimac selftest` asks of a machine: processes started there, one for each question."""

@@ -1,1 +1,0 @@
-"""`multimac doctor`: what this machine is fit for."""
