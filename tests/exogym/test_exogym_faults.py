@@ -29,7 +29,8 @@ from simulation import (
     rescue_and_end,
 )
 
-from exogym import Checkpoints, DiLoCoStrategy, FlatParameters, Strategy, shares
+from exogym import Checkpoints, DiLoCoStrategy, FlatParameters, Strategy
+from exogym.rounds import shares
 
 NAMES = ("h0", "h1", "h2", "h3", "h4")
 RUNS = int(os.environ.get("FUZZ_FAULT_RUNS", 100))

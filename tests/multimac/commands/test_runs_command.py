@@ -449,7 +449,7 @@ def test_clean_as_json(runs, capsys):
 
 
 def test_clean_empties_the_cache_while_no_run_is_going(runs, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("multimac.commands.runs.PROJECT", tmp_path)
+    monkeypatch.setattr("multimac.commands.clean.PROJECT", tmp_path)
     cache, kept = tmp_path / ".multimac" / "cache", tmp_path / ".multimac" / "kept"
     FactStore(cache).keep("length", {"a": ""}, {"a": 1})
     (cache / "headers").mkdir()  # of an earlier version
