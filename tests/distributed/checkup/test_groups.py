@@ -37,7 +37,9 @@ def links():
         look.await_torch(time.monotonic() + 60)
         assert look.facts.has_torch, look.facts.torch
     links = Links(looks, "127.0.0.1", time.monotonic() + 60, "token")
+    links.connect_s = 20.0  # this machine may be busy
     links.connect()
+    assert all(pair.failed is None for pair in links.pairs.values()), links.pairs
     yield links
     for look in looks:
         look.close()
@@ -90,7 +92,8 @@ def test_a_peer_that_freezes_in_gloo_is_waited_for_no_longer_than_there_is_time(
     assert problem.what == "no gloo group was tried with cleo: no answer in time (begin_groups)"
 
 
-def test_pairs_that_are_silent_are_an_error_only_if_they_had_time_enough(links, monkeypatch):
+@pytest.mark.parametrize("ample_s", [3.0, 60.0])
+def test_pairs_that_are_silent_are_an_error_only_if_they_had_time_enough(links, monkeypatch, ample_s):
     for look in links.looks.values():
         answer = look.session.answer
         silent = {"groups": [[number, "no answer"] for number in range(3) if number != look.number]}
@@ -98,12 +101,14 @@ def test_pairs_that_are_silent_are_an_error_only_if_they_had_time_enough(links, 
             silent if op == "form_groups" else answer(request, op, deadline)
         )
         monkeypatch.setattr(look.session, "answer", take)
-    (problem,) = problems(links, 60.0)
-    monkeypatch.setattr("distributed.checkup.groups.AMPLE_S", 60.0)
-    (hurried,) = problems(links, 30.0)
-    assert hurried.severity == WARNING and set(hurried.hosts) == set(NAMES)
-    assert re.match(r"no gloo group was tried with ada, ben, cleo: there were only 2\d\.\d s for it", hurried.what)
-    assert problem.severity == ERROR and problem.what.endswith("no answer")
+    monkeypatch.setattr("distributed.checkup.groups.AMPLE_S", ample_s)
+    (problem,) = problems(links, 30.0)
+    assert set(problem.hosts) == set(NAMES)
+    if ample_s < 30:
+        assert problem.severity == ERROR and problem.what.endswith("no answer")
+    else:
+        assert problem.severity == WARNING
+        assert re.match(r"no gloo group was tried with ada, ben, cleo: there were only 2\d\.\d s for it", problem.what)
 
 
 def test_where_torch_is_not_imported_in_time_it_says_so(links):
