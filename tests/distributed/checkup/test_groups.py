@@ -92,7 +92,7 @@ def test_a_peer_that_freezes_in_gloo_is_waited_for_no_longer_than_there_is_time(
     assert problem.what == "no gloo group was tried with cleo: no answer in time (begin_groups)"
 
 
-@pytest.mark.parametrize("ample_s", [3.0, 60.0])
+@pytest.mark.parametrize("ample_s", [3.0, 90.0])
 def test_pairs_that_are_silent_are_an_error_only_if_they_had_time_enough(links, monkeypatch, ample_s):
     for look in links.looks.values():
         answer = look.session.answer
@@ -102,13 +102,15 @@ def test_pairs_that_are_silent_are_an_error_only_if_they_had_time_enough(links, 
         )
         monkeypatch.setattr(look.session, "answer", take)
     monkeypatch.setattr("distributed.checkup.groups.AMPLE_S", ample_s)
-    (problem,) = problems(links, 30.0)
+    found = problems(links, 60.0)
+    assert len(found) == 1, found
+    (problem,) = found
     assert set(problem.hosts) == set(NAMES)
-    if ample_s < 30:
+    if ample_s < 60:
         assert problem.severity == ERROR and problem.what.endswith("no answer")
     else:
         assert problem.severity == WARNING
-        assert re.match(r"no gloo group was tried with ada, ben, cleo: there were only 2\d\.\d s for it", problem.what)
+        assert re.match(r"no gloo group was tried with ada, ben, cleo: there were only \d+\.\d s for it", problem.what)
 
 
 def test_where_torch_is_not_imported_in_time_it_says_so(links):
