@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,12 +113,14 @@ def _chosen(samples: Sequence[Sample], count: int) -> list[Sample]:
 def _one(machine: Machine, spec: RunSpec, running: ExitStack) -> Speed:
     last = ""
     try:
-        probe = HostProcess(machine, PROBE, spec.run_id, request=spec.to_json())
+        probe = HostProcess(machine, PROBE, spec.run_id)
         running.callback(probe.process.kill)
         watchdog = threading.Timer(LIMIT_S, probe.process.kill)
         watchdog.daemon = True  # what is started as this is left ends by itself, and holds nobody up
         running.callback(watchdog.cancel)
         watchdog.start()
+        with suppress(HostError):  # it has ended already: what it said tells why
+            probe.write(spec.to_json())
         for _ in probe.events():
             pass
         last = probe.last_words

@@ -5,12 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from distributed.control.messages import split_line
 from distributed.ssh.machine import LocalMachine, Machine
-from whisper_tuner.errors import HostError
 
 from .paths import PROJECT
 
@@ -37,13 +35,13 @@ def environment(project: str | Path) -> dict[str, str]:
 
 
 class HostProcess:
-    """`python -m module` in a machine's project folder. The first line of its stdin is the request.
+    """`python -m module` in a machine's project folder. The first line that is written to it is its request.
 
     Events are lines after a mark, see control/messages.py; `last_words` is the last other line that it printed.
-    Starting it raises HostError, and so does writing to it but for the request. Any thread may write; one thread hears.
+    Starting it and writing to it raise HostError. Any thread may write; one thread hears.
     """
 
-    def __init__(self, machine: Machine, module: str, *arguments: str, request: str):
+    def __init__(self, machine: Machine, module: str, *arguments: str):
         if isinstance(machine, LocalMachine):
             python, project = sys.executable, str(PROJECT)
         else:
@@ -51,8 +49,6 @@ class HostProcess:
         self.last_words = ""
         self.process = machine.start([python, "-m", module, *arguments], env=environment(project), cwd=project)
         self._writing, self._events = threading.Lock(), self._listen()
-        with suppress(HostError):  # it has ended already: what it said tells why
-            self.write(request)
 
     def write(self, line: str) -> None:
         """Send one more line."""

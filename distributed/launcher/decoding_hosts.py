@@ -67,6 +67,8 @@ class DecodingHosts:
         try:
             host.start()
             for model, dealer in self._dealers.items():
+                if self._closed:
+                    break
                 self._transcribe(host, model, dealer)
         except TunerError as error:
             if not self._closed:
@@ -95,14 +97,16 @@ class _Host:
         self._decoding, self._to_send = decoding, dict(decoding.models)
         self._remote: Remote | None = None
         self._decoder: HostProcess | None = None
-        self._closed = threading.Event()
+        self._closed, self._ending, self._has_ended = threading.Event(), threading.Lock(), False
 
     def start(self) -> None:
         self._remote = Remote.connect(self._decoding.host)
         if self._closed.is_set():
             self._remote.close()
         self._send(self._decoding.code)
-        self._decoder = HostProcess(self._remote, DECODER, request=self._decoding.spec.to_json())
+        self._decoder = HostProcess(self._remote, DECODER)
+        with contextlib.suppress(HostError):  # it has ended already: what it said tells why
+            self._decoder.write(self._decoding.spec.to_json())
         threading.Thread(target=self._beat, daemon=True).start()
         self.device = str(self._next("ready").get("device"))
 
@@ -141,18 +145,18 @@ class _Host:
                 self._decoder.write("")
 
     def close(self) -> None:
-        """The decoder, and what is temporary there, are gone afterwards, if the host can be reached."""
-        if self._closed.is_set():
-            return
+        """End the decoder and remove what is temporary there, if the host can be reached; a second caller waits."""
         self._closed.set()
-        if self._remote is None:
-            return
-        with contextlib.suppress(TunerError):
-            if self._decoder:
-                self._decoder.process.kill()
-            if self._decoding.temporary and not self._to_send:  # they have been sent, or a part of them
-                sync([self._remote], {self._remote.name: []}, prune=self._decoding.temporary)
-        self._remote.close()
+        with self._ending:
+            if self._remote is None or self._has_ended:
+                return
+            self._has_ended = True
+            with contextlib.suppress(TunerError):
+                if self._decoder:
+                    self._decoder.process.kill()
+                if self._decoding.temporary and not self._to_send:  # they have been sent, or a part of them
+                    sync([self._remote], {self._remote.name: []}, prune=self._decoding.temporary)
+            self._remote.close()
 
 
 def _transcript(text: object, host: str) -> Transcript:

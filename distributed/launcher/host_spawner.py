@@ -100,7 +100,8 @@ class HostSpawner:
 
         with if_late(seconds, expire):
             try:
-                relay = HostProcess(remote, RELAY, self._socket, request=json.dumps(command))
+                relay = HostProcess(remote, RELAY, self._socket)
+                relay.write(json.dumps(command))
                 is_there = link.connect(relay.process)
             except HostError:
                 if not expired.is_set():

@@ -93,7 +93,10 @@ class LocalSpawner:
         if self._process:
             self._process.kill()
         spec = dataclasses.replace(self._spec, resume=self._spec.resume or again)
-        self._process = HostProcess(LocalMachine(self.name), WORKER, spec.run_id, request=spec.to_json()).process
+        worker = HostProcess(LocalMachine(self.name), WORKER, spec.run_id)
+        self._process = worker.process
+        with contextlib.suppress(HostError):  # it has ended already: what it said tells why
+            worker.write(spec.to_json())
         return self._process
 
     def reconnect(self) -> bool:

@@ -45,7 +45,8 @@ def machine(request, tmp_path, monkeypatch):
 
 def test_a_request_is_answered_by_events_and_the_last_words_stay(machine):
     where, project = machine
-    process = HostProcess(where, "echoes", "7", request="first")
+    process = HostProcess(where, "echoes", "7")
+    process.write("first")
     event = next(process.events())
     assert (event["said"], event["arguments"]) == ("first", ["7"])
     assert Path(event["folder"]).samefile(project) and process.last_words == "read a line"
