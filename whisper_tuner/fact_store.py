@@ -25,7 +25,7 @@ TABLE = (
     " (kind TEXT, name BLOB, stamp TEXT, value BLOB, digest BLOB, PRIMARY KEY (kind, name))"
 )
 
-UNUSABLE: set[Path] = set()  # files of which this process has said so
+UNUSABLE: set[tuple[Path, bool]] = set()  # files of which this process has said so; True: to write to
 
 
 def file_stamp(found: os.stat_result) -> str:
@@ -49,6 +49,7 @@ class FactStore:
 
         def read(database: sqlite3.Connection) -> dict[str, Any]:
             found = {}
+            database.execute("BEGIN")  # one lock for all
             for name, stamp in stamps.items():
                 row = (kind, os.fsencode(name), stamp)
                 query = "SELECT value, digest FROM facts WHERE kind = ? AND name = ? AND stamp = ?"
@@ -57,7 +58,7 @@ class FactStore:
                         found[name] = json.loads(value)
             return found
 
-        return (self._use(read) if stamps and self.file.exists() else None) or {}
+        return (self._use(read, writes=False) if stamps else None) or {}
 
     def keep(self, kind: str, stamps: Mapping[str, str], values: Mapping[str, Any]) -> None:
         """Keep these values, in place of older ones of their names."""
@@ -72,42 +73,52 @@ class FactStore:
                 database.execute("DELETE FROM facts WHERE rowid <= (SELECT (min(rowid) + max(rowid)) / 2 FROM facts)")
 
         if values:
-            self._use(write)
+            self._use(write, writes=True)
 
-    def _use(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
+    def _use(self, work: Callable[[sqlite3.Connection], Any], *, writes: bool) -> Any:
         """Return what `work` gives, None where the file cannot be used. Each time it is opened anew: no lock stays."""
-        if self.file in UNUSABLE:
+        if (self.file, writes) in UNUSABLE:
             return None
         try:
             import sqlite3
         except ImportError:  # some Pythons are built without it
-            self._say("this Python has no sqlite3")
+            self._say("this Python has no sqlite3", writes)
             return None
         for is_last in (False, True):
             try:
+                if not writes and not self.file.exists():
+                    return None
                 self.file.parent.mkdir(parents=True, exist_ok=True)
                 # Only a new file is opened here: to close one ends the locks that another thread has on it.
                 with contextlib.suppress(FileExistsError):
                     os.close(os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+                opened = self.file.stat().st_ino
                 with contextlib.closing(sqlite3.connect(self.file, timeout=LOCKED_S)) as database, database:
                     database.text_factory = bytes
                     database.execute("PRAGMA synchronous = OFF")  # a power cut may damage it, a killed process does not
                     database.execute(TABLE)
                     return work(database)
             except OSError as error:
-                self._say(error.strerror or str(error))
+                self._say(error.strerror or str(error), writes)
                 return None
             except sqlite3.Error as error:
-                if is_last or getattr(error, "sqlite_errorname", "SQLITE_ERROR").split("_")[1] in KEPT_AS_IT_IS:
-                    self._say(str(error))
+                name = getattr(error, "sqlite_errorname", "SQLITE_ERROR")
+                if name == "SQLITE_READONLY_DBMOVED":  # removed meanwhile, as `runs clean --cache` does
+                    continue
+                if is_last or name.split("_")[1] in KEPT_AS_IT_IS:
+                    self._say(str(error), writes)
                     return None
                 with contextlib.suppress(OSError):
-                    Path(f"{self.file}-journal").unlink(missing_ok=True)  # else it would be played back
-                    self.file.unlink(missing_ok=True)
+                    if self.file.stat().st_ino == opened:  # else another process has made a new one
+                        Path(f"{self.file}-journal").unlink(missing_ok=True)  # else it would be played back
+                        self.file.unlink(missing_ok=True)
         return None
 
-    def _say(self, reason: str) -> None:
-        UNUSABLE.add(self.file)
+    def _say(self, reason: str, writes: bool) -> None:
+        is_known = (self.file, not writes) in UNUSABLE
+        UNUSABLE.add((self.file, writes))
+        if is_known:
+            return
         what = f"what is known of files cannot be kept in {self.file}: {reason}"
         logging.getLogger(__name__).warning(f"{what}; it is found out each time, which is slower")
 

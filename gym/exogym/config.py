@@ -12,6 +12,7 @@ import math
 import types
 import typing
 from collections.abc import Iterable
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def at_least(name: str, value: float, minimum: float) -> None:
 
 def check_whole(name: str, value: float, minimum: float = -math.inf) -> None:
     """Raise SettingError unless `value` is a whole number, at least `minimum`."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise SettingError(f"{name} must be a whole number, not {value!r}")
     at_least(name, value, minimum)
 

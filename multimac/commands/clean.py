@@ -89,9 +89,10 @@ def _clean_cache(console: Console, folders: Sequence[Path], *, really: bool, as_
     held, reason = disk_use(path)[0] if path.is_dir() else 0, "it is computed anew when it is needed"
     if really and held:
         try:
-            shutil.rmtree(path)
+            shutil.rmtree(path.resolve())  # it may be a link to a larger disk
         except OSError as error:
-            raise RunError(f"{error.filename}: {error.strerror}", remedy="Look at its permissions.") from None
+            what = f"{error.filename or path}: {error.strerror or error}"
+            raise RunError(what, remedy="Look at its permissions.") from None
     if as_json:
         one = {"run": "", "path": str(path), "bytes": held, "reason": reason, "removed": not path.exists()}
         print(json.dumps({"removals": [one] if held else [], "kept": []}, indent=2))

@@ -2,6 +2,7 @@ import ast
 import functools
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from exogym_toys import make_step
 from exogym import AllReduceStrategy, DiLoCoStrategy, SingleComm, build_strategy, strategy_config
 from exogym.config import from_text
 from exogym.errors import SettingError
-from exogym.strategy import DiLoCoConfig, OptimSpec, ScheduleSpec, SimpleReduceStrategy
+from exogym.strategy import DiLoCoConfig, OptimSpec, ScheduleSpec, SimpleReduceStrategy, StrategyConfig
+from exogym.strategy.diloco import DiLoCoCommunicator
 from exogym.strategy.optim import inner_optimizer, outer_optimizer
 
 
@@ -230,3 +232,38 @@ def test_exogym_imports_nothing_of_the_app():
 
 def test_gym_is_no_package():
     assert not Path("gym/__init__.py").exists()
+
+
+def test_settings_of_ones_own_need_not_be_made_by_setting():
+    @dataclass(frozen=True, kw_only=True)
+    class Own(StrategyConfig):
+        pace: "Unknown" = 1  # noqa: F821  (as a name that is imported for type checkers only)
+        other: int = field(default=1, metadata={"about": "something else"})
+
+    assert Own(pace=2).pace == 2
+    with pytest.raises(SettingError, match="inner_optim"):
+        Own(inner_optim="adamx")
+
+
+@pytest.mark.parametrize("given", [{"H": None}, {"wire": None}, {"H": True}])
+def test_what_must_be_given_may_not_be_none(given):
+    with pytest.raises(SettingError):
+        DiLoCoStrategy(**given)
+
+
+@pytest.mark.parametrize("name", ["overlap_steps", "scale_lr", "lr", "misspelt"])
+def test_a_module_of_a_composition_refuses_what_it_would_not_use(name):
+    with pytest.raises(SettingError, match=name):
+        DiLoCoCommunicator(interval=10, **{name: 1})
+
+
+def test_a_composition_is_recorded_as_before():
+    assert [*DiLoCoCommunicator(interval=10, wire="int8").settings().items()] == [
+        ("interval", 10),
+        ("outer_optim", "sgd"),
+        ("outer_lr", None),
+        ("outer_momentum", None),
+        ("nesterov", None),
+        ("wire", "int8"),
+        ("share_moments", False),
+    ]

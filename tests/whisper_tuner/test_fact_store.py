@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -150,3 +151,24 @@ def test_the_older_half_goes_once_there_is_too_much(tmp_path, monkeypatch):
     found = store.known("text", names)
     assert 5 < len(found) < 25 and "59" in found and "0" not in found
     assert store.file.stat().st_size < 400_000
+
+
+def test_a_write_that_fails_does_not_end_what_can_be_read(tmp_path, monkeypatch):
+    store = FactStore(tmp_path)
+    store.keep("kind", {"a": "1"}, {"a": "known"})
+    monkeypatch.setattr(fact_store, "UNUSABLE", {(store.file, True)})
+    store.keep("kind", {"b": "1"}, {"b": "not kept"})
+    assert store.known("kind", {"a": "1", "b": "1"}) == {"a": "known"}
+
+
+def test_a_file_that_is_removed_while_it_is_used_is_made_anew_the_next_time(tmp_path):
+    class Removes(dict):
+        def items(self):
+            shutil.rmtree(store.file.parent, ignore_errors=True)
+            return super().items()
+
+    store = FactStore(tmp_path / "cache")
+    store.keep("kind", {"a": "1"}, {"a": "known"})
+    store.keep("kind", {"b": "1"}, Removes(b="lost"))
+    store.keep("kind", {"c": "1"}, {"c": "kept"})
+    assert store.known("kind", {"a": "1", "b": "1", "c": "1"}) == {"c": "kept"}

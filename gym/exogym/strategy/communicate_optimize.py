@@ -6,7 +6,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -62,6 +62,10 @@ class CommunicationModule(ABC):
 
     def __post_init__(self) -> None:
         check_whole("interval", self.interval, 1)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what a checkpoint records of it: a run is not resumed with others."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def setup(self, comm: Comm, parameters: FlatParameters, common: Tensor, *, keeps_common: bool) -> None:
         """Begin a run. common: weights that all ranks share [numel], at first those at the start.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from exogym.comm.comm import Comm
+from exogym.config import check_keys
 from exogym.flat import CHUNK, PIECE, FlatParameters, digest, is_finite
 from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule, Exchanged
 from exogym.strategy.diloco_settings import DiLoCoConfig
@@ -50,13 +51,18 @@ class DiLoCoCommunicator(CommunicationModule):
 
     config: DiLoCoConfig
 
+    SETTINGS = ("outer_optim", "outer_lr", "outer_momentum", "nesterov", "wire", "share_moments")
     agrees = True
     Config = DiLoCoConfig
 
     def __init__(self, config: DiLoCoConfig | None = None, *, interval: int = 100, **settings: Any):
-        """Take a strategy's `config`; in a composition, `interval` and the settings of DiLoCoConfig that differ."""
+        """Take a strategy's `config`; in a composition, `interval` and those of SETTINGS that differ."""
+        check_keys(type(self).__name__, settings, () if config else self.SETTINGS)
         super().__init__(interval=config.H if config else interval)
         self.config = config or self.Config(H=interval, **settings)
+
+    def settings(self) -> dict[str, Any]:
+        return {"interval": self.interval, **{name: getattr(self.config, name) for name in self.SETTINGS}}
 
     def setup(self, comm: Comm, parameters: FlatParameters, common: Tensor, *, keeps_common: bool) -> None:
         super().setup(comm, parameters, common, keeps_common=keeps_common)

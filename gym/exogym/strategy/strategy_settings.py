@@ -6,10 +6,12 @@ Files named X_settings.py beside a strategy's X.py import no torch, so that a co
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import KW_ONLY, Field, dataclass, fields
+from types import NoneType
+from typing import Any, TypeVar, get_args
 
 from exogym.config import at_least, check_keys, check_whole, from_text, hints_of, kind_of, one_of, refuse, setting
 from exogym.errors import SettingError
@@ -107,21 +109,27 @@ class StrategyConfig:
     )
 
     def __post_init__(self) -> None:
-        hints = hints_of(type(self))
         for each in fields(self):
-            value, metadata = getattr(self, each.name), each.metadata
-            if value is None or not metadata:
-                continue
-            if kind_of(hints[each.name]) is int:
-                check_whole(each.name, value)
-            if metadata["low"] is not None:
-                at_least(each.name, value, metadata["low"])
-            if metadata["choices"] and (isinstance(value, str) or hints[each.name] is str):
-                one_of(each.name, value, metadata["choices"])
+            if "low" in each.metadata:  # made by `setting`
+                self._check(each)
         self._check_inner_optim()
         if self.max_norm is not None and not self.max_norm > 0:
             raise SettingError(f"max_norm must be above 0, not {self.max_norm}")
         self.schedule_spec()
+
+    def _check(self, field: Field) -> None:
+        """Raise SettingError if the value of a field made by `setting` is not what the field says."""
+        value, metadata = getattr(self, field.name), field.metadata
+        owner = next(kind for kind in type(self).__mro__ if field.name in inspect.get_annotations(kind))
+        hint = hints_of(owner)[field.name]
+        if value is None and (field.default is None or NoneType in get_args(hint)):
+            return
+        if kind_of(hint) is int:
+            check_whole(field.name, value)
+        if metadata["low"] is not None:
+            at_least(field.name, value, metadata["low"])
+        if metadata["choices"] and (isinstance(value, str) or hint is str):
+            one_of(field.name, value, metadata["choices"])
 
     def _check_inner_optim(self) -> None:
         check_optim("inner_optim", self.inner_optim, lr=self.lr, weight_decay=self.weight_decay)

@@ -81,7 +81,10 @@ def facts_by_file(paths: Iterable[Path], store: FactStore, told: Told = lambda d
 
     What could not be decoded is tried again next time: a program may be all that lacks.
     """
-    named = {str(path.absolute()): path for path in paths}
+    spellings: dict[str, list[Path]] = {}  # of one file
+    for path in paths:
+        spellings.setdefault(str(path.absolute()), []).append(path)
+    named = {name: those[0] for name, those in spellings.items()}
     stamps: dict[str, str] = {}
     for name, path in named.items():
         with contextlib.suppress(OSError, ValueError):
@@ -100,7 +103,7 @@ def facts_by_file(paths: Iterable[Path], store: FactStore, told: Told = lambda d
     finally:
         store.keep(FACT, stamps, fresh)
     told(len(found), len(stamps))
-    return found
+    return {path: found[those[0]] for those in spellings.values() if those[0] in found for path in those}
 
 
 def _measured(paths: list[Path]) -> Iterator[tuple[Path, Facts]]:
