@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from multimac.view.progress import working
+from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.labels import token_limit
 from whisper_tuner.eval.spoken_language import languages_heard
 from whisper_tuner.hub import folder_here
@@ -26,9 +27,7 @@ def ask_language(questions: Questions, draft: Draft, console: Console) -> str:
     """Return the code of a language; "" for an English-only model, which is told none."""
     if not is_multilingual(draft.model):
         return ""
-    draft.language = draft.data.language
-    inherited = draft.extended_config().profile_values(draft.name).values.get("language", "")
-    default = draft.data.language or draft.data.stated_language or inherited
+    default = _known(draft)
     if not default and questions.interactive:
         default = _guessed(questions, draft, console)
 
@@ -40,12 +39,16 @@ def ask_language(questions: Questions, draft: Draft, console: Console) -> str:
     return language_code(questions.text("language", "Language of the speech (en, fr, German, ...):", default, check))
 
 
+def _known(draft: Draft) -> str:
+    """Return the language of the data's section, else that of the data itself, else what the profile inherits."""
+    draft.language = draft.data.language
+    inherited = draft.extended_config().profile_values(draft.name).values.get("language", "")
+    return draft.data.language or draft.data.stated_language or inherited
+
+
 def _guessed(questions: Questions, draft: Draft, console: Console) -> str:
     """Guess what the model hears in most of a few clips, if it is on this disk; nothing is downloaded."""
-    samples = draft.data.samples["train"]  # some of the longer half, from all over the list
-    longer = sorted(samples, key=lambda sample: -sample.duration_s)[: max(CLIPS, len(samples) // 2)]
-    longer.sort(key=lambda sample: sample.line)
-    clips = [longer[place * len(longer) // CLIPS].audio for place in range(min(CLIPS, len(longer)))]
+    clips = _chosen(draft.data.samples["train"])
     found = questions.once("listen", (draft.model.base_model, clips), lambda: _listen(draft.model, clips, console))
     if not found:
         return ""
@@ -55,6 +58,13 @@ def _guessed(questions: Questions, draft: Draft, console: Console) -> str:
     name = LANGUAGES.get(code, code).title()
     console.print(f"A guess of this model: it sounds like {name} in {count} of {len(found)} clips.", markup=False)
     return code if count > len(found) / 2 else ""
+
+
+def _chosen(samples: Sequence[Sample]) -> list[Path]:
+    """Choose some clips of the longer half, from all over the list."""
+    longer = sorted(samples, key=lambda sample: -sample.duration_s)[: max(CLIPS, len(samples) // 2)]
+    longer.sort(key=lambda sample: sample.line)
+    return [longer[place * len(longer) // CLIPS].audio for place in range(min(CLIPS, len(longer)))]
 
 
 def _listen(model: Model, clips: Sequence[Path], console: Console) -> list[str]:
