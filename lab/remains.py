@@ -6,8 +6,8 @@ import re
 
 from lab.lab import Lab
 
-# Parts of files, workers' sockets, what .sync holds but its index, locks and master, and the names that mkstemp and mkdtemp make
-# for this project.
+# Parts of files, workers' sockets, what .sync holds but its index, its locks and the master's name, and the names that
+# mkstemp and mkdtemp make for this project.
 TEMPORARY = re.compile(r".*\.(part|new|sock)|\..+\.[a-z0-9_]{8}|(multimac|exogym)-.+")
 SYNC, KEPT = ".sync", {"index.json", "lock", "master", "in-use"}
 
