@@ -18,7 +18,6 @@ from exogym.samplers.elastic import Sampler
 from exogym.state.checkpoint import Checkpoints
 from exogym.state.node_state import NodeState
 from exogym.state.position import NOT_BEGUN, Offer, Version
-from exogym.strategy.communicate_optimize import CommunicationModule
 from exogym.strategy.strategy import Strategy
 
 RESCUE_S = 5.0  # that a rescue waits for the end of a change
@@ -183,11 +182,12 @@ def check_settings(were: dict[str, Any], are: dict[str, Any], where: object) -> 
 
 def _plain(value: Any) -> Any:
     """Return a setting as JSON can hold it: of a class or function its name."""
-    if isinstance(value, CommunicationModule):
-        return {"type": type(value).__name__, **{name: _plain(each) for name, each in value.settings().items()}}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        settings = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"type": type(value).__name__, **settings}
+        if hasattr(value, "settings"):  # a module of a composition
+            settings = value.settings()
+        else:
+            settings = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **{name: _plain(each) for name, each in settings.items()}}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, functools.partial):
