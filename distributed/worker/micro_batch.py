@@ -173,10 +173,8 @@ def fit_into_memory(
         what = f"{whole} clips of {clip_s:.1f} s at once would need {size(needed)} of memory"
         but = f"but this worker's share is {size(share.bytes)}{share.among()}"
         events({"type": "warning", "what": f"{what}, {but}: it computes {train.at_once(*longest)} at a time"})
-    if validation:  # without gradients a clip takes less for each second
-        longer = max(1, *(own / known for own, known in zip(validation.longest(), longest, strict=True)))
-        clips = max(1, int(needs.clips_in(share.bytes - later) / longer))
-        validation.layout = validation.layout.within(clips * positions(*validation.longest()))
+    if validation:
+        _limit(validation, longest, needs.clips_in(share.bytes - later))
     events(
         {
             "type": "memory",
@@ -188,6 +186,16 @@ def fit_into_memory(
             "seconds": time.perf_counter() - began,
         }
     )
+
+
+def _limit(validation: ShardBatches, longest: tuple[int, int], fit: int) -> None:
+    """Compute as many validation clips at once as fit, where `fit` of training's longest do.
+
+    Without gradients a clip takes less for each second.
+    """
+    longer = max(1, *(own / known for own, known in zip(validation.longest(), longest, strict=True)))
+    clips = max(1, int(fit / longer))
+    validation.layout = validation.layout.within(clips * positions(*validation.longest()))
 
 
 def _later(device: torch.device, trained: int, more_bytes: int) -> int:

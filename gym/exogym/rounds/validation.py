@@ -42,10 +42,6 @@ class Validation:
         self._comm, self._state, self._progress = comm, state, progress
         self._keep_best = keep_best
 
-    @property
-    def has_data(self) -> bool:
-        return self._sampler is not None
-
     def follow(self) -> None:
         """Share the data among the present members."""
         if self._sampler:
