@@ -1,6 +1,6 @@
 # Works with the make 3.81 of a stock Mac.
 PY := .venv/bin/python
-export PYTHONPATH := gym:.
+export PYTHONPATH := gym:.:tests
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
-
 from lab.machine import lacking
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -32,7 +31,7 @@ scripts that are gone, are in commit 861c5ad.
 START = """
 import sys
 from pathlib import Path
-sys.path[:0] = [".", "gym"]
+sys.path[:0] = [".", "gym", "tests"]
 from distributed.hosts.keep_awake import awake
 from multimac.commands.train import train_here
 with awake():

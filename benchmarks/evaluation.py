@@ -22,7 +22,7 @@ from pathlib import Path
 import soundfile
 import torch
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym")]
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym", "tests")]
 
 from benchmarks.base import Done, current_commit, parser_of, publish, table  # noqa: E402
 from exogym import device as devices  # noqa: E402

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym")]
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym", "tests")]
 
 from benchmarks.base import Done, current_commit, listed, parser_of, publish, table  # noqa: E402
 from distributed.run_dir.folder import disk_use  # noqa: E402

@@ -14,11 +14,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.base import BUNDLED_DATA, BUNDLED_MODEL, PROJECT, config_text, current_commit, profile_of
-from distributed.run_dir.log import read_events
 from lab import Lab, faults, remains
 from lab.hosts import user_home
 from lab.mischief import SKEWS_S, Aim, Fault, Mischief
+
+from benchmarks.base import BUNDLED_DATA, BUNDLED_MODEL, PROJECT, config_text, current_commit, profile_of
+from distributed.run_dir.log import read_events
 
 MASTER = "h1"
 RECORD = "record.json"

@@ -21,13 +21,14 @@ from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym")]
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym", "tests")]
+
+from lab import Lab  # noqa: E402
+from lab.mischief import KINDS, Fault  # noqa: E402
 
 from benchmarks.base import listed, parser_of, publish, table  # noqa: E402
 from benchmarks.fault_run import LONG_S, RECORD, SHORT_S, Course, Plan, plan  # noqa: E402
 from benchmarks.verdicts import CRASH_S, LATE_S, SILENT, Story, differing, inexact  # noqa: E402
-from lab import Lab  # noqa: E402
-from lab.mischief import KINDS, Fault  # noqa: E402
 
 RATE = "100mbit"
 SHARE = 0.5  # cores per host where speed is measured, so that a lost one leaves nobody more

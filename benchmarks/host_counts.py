@@ -23,7 +23,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym")]
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym", "tests")]
 
 from benchmarks.base import (  # noqa: E402
     BUNDLED_DATA,

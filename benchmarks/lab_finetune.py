@@ -18,12 +18,13 @@ import time
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
+sys.path[:0] = [str(PROJECT), str(PROJECT / "gym"), str(PROJECT / "tests")]
+
+from lab import Lab  # noqa: E402
 
 from benchmarks.base import Done, RunFailed, config_text, parser_of, profile_of, publish, table  # noqa: E402
 from distributed.hosts import environment, wheelhouse  # noqa: E402
 from distributed.hosts.agent.facts import facts  # noqa: E402
-from lab import Lab  # noqa: E402
 from whisper_tuner.data.dataset import load_manifest, write_manifest  # noqa: E402
 
 METHODS = {"full": (1e-4, 17), "lora": (1e-3, 5)}  # learning rate, and steps of a round

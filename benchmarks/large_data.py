@@ -23,7 +23,7 @@ import psutil
 import soundfile
 
 PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
+sys.path[:0] = [str(PROJECT), str(PROJECT / "gym"), str(PROJECT / "tests")]
 
 from benchmarks.base import BUNDLED_DATA, Peak, listed, parser_of, publish, table, watching  # noqa: E402
 from whisper_tuner.data.audio import load_audio  # noqa: E402

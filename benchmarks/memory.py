@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym")]
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym", "tests")]
 
 from benchmarks.base import (  # noqa: E402
     BUNDLED_DATA,

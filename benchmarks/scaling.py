@@ -22,7 +22,9 @@ from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym")]
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym", "tests")]
+
+from lab import Lab  # noqa: E402
 
 from benchmarks.base import (  # noqa: E402
     BUNDLED_DATA,
@@ -52,7 +54,6 @@ from benchmarks.scaling_cases import (  # noqa: E402
     tables,
 )
 from benchmarks.scaling_run import Point, Product, Steady, steady  # noqa: E402
-from lab import Lab  # noqa: E402
 from whisper_tuner.data.dataset import load_manifest, write_manifest  # noqa: E402
 
 ROUND = 5  # steps, by default

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from lab import Lab, cpu
+from lab.network import INTERFACE
 
 from benchmarks.base import PROJECT, RunFailed, config_text, watching
 from distributed.checkup.speed import REMEMBERED
 from distributed.run_dir.log import read_events
-from lab import Lab, cpu
-from lab.network import INTERFACE
 
 EVERY_S = 0.25  # between two looks at the counters
 RUN_S = 7200.0  # for a case to end

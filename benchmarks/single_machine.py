@@ -26,7 +26,7 @@ from pathlib import Path
 import soundfile
 
 PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
+sys.path[:0] = [str(PROJECT), str(PROJECT / "gym"), str(PROJECT / "tests")]
 
 from benchmarks.base import (  # noqa: E402
     Done,

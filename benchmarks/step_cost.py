@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
+sys.path[:0] = [str(PROJECT), str(PROJECT / "gym"), str(PROJECT / "tests")]
 
 from benchmarks.base import Done, RunFailed, names, parser_of, publish, table  # noqa: E402
 

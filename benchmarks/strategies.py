@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 PROJECT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(PROJECT), str(PROJECT / "gym")]
+sys.path[:0] = [str(PROJECT), str(PROJECT / "gym"), str(PROJECT / "tests")]
 
 from benchmarks.base import Done, names, parser_of, publish, table  # noqa: E402
 from benchmarks.digits import BATCH, NODES, PARTS, WIDTHS, Figures, new_net, train  # noqa: E402

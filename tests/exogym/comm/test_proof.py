@@ -13,7 +13,7 @@ import pytest
 from waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has one loopback address, and gloo over libuv")
-STRANGER = Path(__file__).parents[3] / "lab" / "stranger.py"
+STRANGER = Path(__file__).parents[2] / "lab" / "stranger.py"
 RANK = """
 import json, sys
 import torch

@@ -21,7 +21,7 @@ from lab.errors import LabError, LabLacks
 from lab.hosts import LabHost, LabProcess
 from lab.machine import needed, tell, wished
 
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parents[2]
 RECORD = Path("/run/mmlab")  # there while a lab is up, so that another process finds it
 CLAIM = Path("/run/mmlab.lock")  # held while a lab is claimed
 PROGRAMS = ("ip", "unshare", "nsenter", "ssh", "ssh-keygen", "/usr/sbin/sshd")
