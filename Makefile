@@ -24,9 +24,10 @@ test-all: setup  ## every test, the long ones too
 fuzz: setup  ## 5,000 runs with random faults, and 100,000 damaged files for those who read them (half an hour)
 	FUZZ_EXAMPLES=4000 FUZZ_FAULT_RUNS=5000 $(PY) -m pytest -q -n 2 --timeout=3600 tests/exogym/test_exogym_faults.py tests/fuzz
 
-check: setup  ## lint and formatting
+check: setup  ## lint, formatting and types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m mypy
 
 reference: setup  ## write docs/configuration.md and docs/messages.md from the source
 	$(PY) tools/write_reference.py
