@@ -29,6 +29,9 @@ check: setup  ## lint, formatting and types
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+docs: setup  ## build the pages of docs/ and the Python API as a site in build/site
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
+
 reference: setup  ## write docs/configuration.md and docs/messages.md from the source
 	$(PY) tools/write_reference.py
 
@@ -47,4 +50,4 @@ bench: setup  ## list the benchmarks
 	@ls benchmarks/*.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all fuzz check reference resolve lab lab-down bench
+.PHONY: help setup demo test test-all fuzz check docs reference resolve lab lab-down bench

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -16,33 +17,43 @@ import pytest
 PROJECT = Path(__file__).parents[1]
 ROOTS = {"cli_typer": ".", "wizard": ".", "multimac": ".", "distributed": ".", "whisper_tuner": ".", "exogym": "gym"}
 
-# From the top. A module may import from its own package and from lower layers, not from another package of its layer.
-# A package is a folder; modules of `exogym` itself that its folders need are named, and live further down.
-LAYERS = [
-    ["wizard"],
-    ["cli_typer"],
-    ["multimac.wizard"],
-    ["multimac.commands"],
-    ["multimac.report"],
-    ["multimac.view"],
-    ["multimac"],
-    ["distributed", "distributed.checkup.doctor", "distributed.checkup.probes", "distributed.checkup.selftest"],
-    ["distributed.worker", "distributed.launcher", "distributed.checkup"],
-    ["distributed.plan", "distributed.hosts.agent"],
-    ["distributed.hosts"],
-    ["distributed.ssh", "distributed.run_dir", "distributed.control"],
-    ["exogym", "whisper_tuner.eval"],
-    ["exogym.local", "exogym.rounds", "whisper_tuner.export"],
-    ["exogym.state", "exogym.settings", "exogym.micro_batches", "whisper_tuner.model"],
-    ["exogym.strategy", "whisper_tuner.data.checks"],
-    ["exogym.samplers", "whisper_tuner.data"],
-    ["exogym.comm", "whisper_tuner.data.formats"],
-    ["exogym.membership", "exogym.logger", "whisper_tuner.data.problems", "whisper_tuner.data.timed_text"],
-    ["exogym.device", "exogym.flat", "whisper_tuner"],
-    ["exogym.config"],
-    ["exogym.errors"],
-]
-LAYER = {package: -number for number, packages in enumerate(LAYERS) for package in packages}
+# From the top. A module may import from its own layer and from lower ones. Nothing imports in a circle, neither modules
+# nor folders, not even for type checkers only. A flat module of a package in ROOTS counts as a folder of its own: some
+# stand below the others (`exogym.config`), some on top of all (`exogym.trainer`).
+LAYERS = {
+    "what is typed": ["cli_typer", "wizard"],
+    "what a person sees": ["multimac", "multimac.commands", "multimac.report", "multimac.view", "multimac.wizard"],
+    "all together": [
+        "distributed",
+        "distributed.checkup.doctor",
+        "distributed.checkup.probes",
+        "distributed.checkup.selftest",
+    ],
+    "a run": ["distributed.checkup", "distributed.launcher", "distributed.worker"],
+    "its plan": ["distributed.plan"],
+    "its hosts": ["distributed.hosts", "distributed.hosts.agent", "distributed.ssh"],
+    "its messages and its folder": ["distributed.control", "distributed.run_dir"],
+    "Whisper's texts": ["whisper_tuner.eval", "whisper_tuner.export"],
+    "Whisper and its data": [
+        "whisper_tuner",
+        "whisper_tuner.data",
+        "whisper_tuner.data.checks",
+        "whisper_tuner.data.formats",
+        "whisper_tuner.model",
+    ],
+    "the loop": ["exogym", "exogym.local", "exogym.rounds"],
+    "its methods": ["exogym.samplers", "exogym.state", "exogym.strategy"],
+    "its group": [
+        "exogym.comm",
+        "exogym.config",
+        "exogym.device",
+        "exogym.errors",
+        "exogym.flat",
+        "exogym.logger",
+        "exogym.membership",
+    ],
+}
+LAYER = {package: -number for number, packages in enumerate(LAYERS.values()) for package in packages}
 
 
 def modules(root: Path) -> dict[str, Path]:
@@ -57,13 +68,9 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def imports(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[str]:
-    """Names of the product's modules that one imports, anywhere in its file; not those for type checkers only."""
+    """Yield the names of the product's modules that one imports, anywhere in its file, also for type checkers only."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    unreal = {id(node) for test in ast.walk(tree) if is_for_types(test) for node in ast.walk(test)}
-    for node in ast.walk(tree):
-        if id(node) in unreal:
-            continue
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom):
@@ -75,31 +82,35 @@ def imports(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[str]:
                     yield whole if whole in known else module
 
 
-def is_for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+def folder_of(name: str, path: Path) -> str:
+    """Return the folder of a module; a flat module of one of ROOTS is one of its own."""
+    return name if path.name == "__init__.py" or name.count(".") < 2 else name.rpartition(".")[0]
 
 
-def package_of(name: str, path: Path) -> str:
-    return name if name in LAYER or path.name == "__init__.py" else name.rpartition(".")[0]
+def layer_of(name: str, path: Path) -> int | None:
+    """Return the layer of a module: its own where LAYERS names it, else its folder's; a flat one's is its package's."""
+    folder = folder_of(name, path)
+    return LAYER.get(name, LAYER.get(folder, LAYER.get(name.split(".")[0]) if folder == name else None))
 
 
 def wrong(root: Path) -> list[str]:
-    """What breaks the rules of the layers, in words."""
+    """Return what breaks the rules of the layers, in words."""
     known = modules(root)
-    found = [
-        f"{name}: its folder is in no layer" for name, path in known.items() if package_of(name, path) not in LAYER
-    ]
+    layers = {name: layer_of(name, path) for name, path in known.items()}
+    found = [f"{name}: its folder is in no layer" for name, layer in layers.items() if layer is None]
     graph = {name: set(imports(name, path, known)) - {name} for name, path in known.items()}
+    folders = defaultdict(set)
     for name, targets in graph.items():
-        here = package_of(name, known[name])
+        here = folder_of(name, known[name])
         for target in sorted(targets):
-            there = package_of(target, known[target])
-            if here != there and {here, there} <= set(LAYER) and LAYER[there] >= LAYER[here]:
-                found.append(f"{name} imports {target}, which is not on a lower layer")
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        found.append("a cycle: " + " -> ".join(error.args[1]))
+            folders[here] |= {folder_of(target, known[target])} - {here}
+            if None not in (layers[name], layers[target]) and layers[target] > layers[name]:
+                found.append(f"{name} imports {target}, which is on a higher layer")
+    for edges in (graph, folders):
+        try:
+            TopologicalSorter(edges).prepare()
+        except CycleError as error:
+            found.append("a cycle: " + " -> ".join(error.args[1]))
     return found
 
 
