@@ -31,8 +31,8 @@ LAYERS = {
     ],
     "a run": ["distributed.checkup", "distributed.launcher", "distributed.worker"],
     "its plan": ["distributed.plan"],
-    "its hosts": ["distributed.hosts", "distributed.hosts.agent", "distributed.ssh"],
-    "its messages and its folder": ["distributed.control", "distributed.run_dir"],
+    "its hosts": ["distributed.hosts", "distributed.hosts.agent"],
+    "its connections and its folder": ["distributed.control", "distributed.run_dir", "distributed.ssh"],
     "Whisper's texts": ["whisper_tuner.eval", "whisper_tuner.export"],
     "Whisper and its data": [
         "whisper_tuner",
@@ -133,8 +133,8 @@ def test_imports_run_down():
         ),
         (
             "distributed/run_dir/log.py",
-            "from distributed.ssh import host\n",
-            "log imports distributed.ssh.host",
+            "from distributed.hosts import sync\n",
+            "log imports distributed.hosts.sync",
         ),
         ("distributed/plan/a.py", "from .b import x\n", "a cycle: distributed.plan.a"),
         ("distributed/attic/a.py", "", "distributed.attic.a: its folder is in no layer"),
