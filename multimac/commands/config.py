@@ -48,7 +48,7 @@ def config_show(
 def _settings(config: ConfigFile, name: str) -> list[dict[str, Any]]:
     """Return a row for each setting, in the order of COLUMNS."""
     job, rows = resolve(config, name), []
-    shown = dict.fromkeys(dataclasses.fields(job.profile), job.profile)
+    shown: dict[dataclasses.Field, Any] = dict.fromkeys(dataclasses.fields(job.profile), job.profile)
     if config.has("distributed", name):
         strategy = job.strategy_config(total_steps=1_000_000)
         shown |= dict.fromkeys(dataclasses.fields(job.distribution), job.distribution)

@@ -29,7 +29,7 @@ from whisper_tuner.data.checks import fix, gather, table
 from whisper_tuner.data.checks.finding import Finding, Severity, of_row
 from whisper_tuner.data.checks.material import PARTS, TRAIN, Heard, Material, Row
 from whisper_tuner.data.checks.rows import CONTRADICTED, USELESS, contradiction, usual_cer
-from whisper_tuner.data.dataset import MAX_DURATION_S
+from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.labels import token_limit
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
@@ -96,7 +96,8 @@ def data_check(
     if model:
         material = replace(material, heard=_heard(console, asked, material, model, load, helping))
         notes += _about_model(material)
-    long, cuts = _long(asked, material), {}
+    long = _long(asked, material)
+    cuts: fix.Cuts = {}
     if model and into and long:
         clips = long_clips(
             into, PROJECT / STORE, model, load, asked.max_duration_s, asked.language, asked.task, material.limit
@@ -223,7 +224,10 @@ def _heard(
     from whisper_tuner.eval.text_cache import Decoding, TextCache
 
     fetch_model(name)
-    device, heard, keys, unknown = devices.choose(), {}, {}, {}
+    device = devices.choose()
+    heard: dict[tuple[str, int], Heard] = {}
+    keys: dict[str, str | None] = {}
+    unknown: dict[str, Manifest] = {}
     language, task = asked.language or None, asked.task
     texts = TextCache(FactStore(PROJECT / STORE / CACHE))
     for part, manifest in material.manifests.items():

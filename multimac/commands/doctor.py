@@ -41,7 +41,7 @@ def doctor(
     with working(Console(stderr=True, highlight=False)) as show:  # stdout holds the result alone
         findings = examine([*machine_checks(job, runs), *service_checks()], show)
         if deep:
-            findings += _deep(job and job.profile, show)
+            findings += _deep(job.profile if job else None, show)
     if as_json:
         print(json.dumps(report(findings, profile, deep), indent=1))
     else:

@@ -218,7 +218,8 @@ def _show(
 
 def _differences(measured: Sequence[Measured]) -> list[str]:
     """Compare each model with the first one on the same test set, in words; the figures go into the records."""
-    lines, first = [], {}
+    lines: list[str] = []
+    first: dict[Path, Measured] = {}
     for one in measured:
         reference = first.setdefault(one.manifest.path, one)
         if one is reference or one.ids != reference.ids:  # a clip that only one of them could read

@@ -178,7 +178,9 @@ def _table(verified: Verified) -> Table:
 
 def _as_json(exported: Sequence[Exported], verified: Verified | None) -> dict[str, Any]:
     """Return `exports`; with a verification also `before`, and `before in float16` where the table has it."""
-    told = {one.name: {"to": one.which.name, "precision": one.precision, "folder": str(one.folder)} for one in exported}
+    told: dict[str, dict[str, Any]] = {
+        one.name: {"to": one.which.name, "precision": one.precision, "folder": str(one.folder)} for one in exported
+    }
     for one in exported:
         told[one.name]["bytes"] = disk_use(one.folder)[0]
     found: dict[str, Any] = {"exports": [*told.values()]}
@@ -195,7 +197,7 @@ def _as_json(exported: Sequence[Exported], verified: Verified | None) -> dict[st
 def _figures(result: Evaluation, reference: Evaluation | None = None) -> dict[str, Any]:
     """Return WER in per cent, and points more than the reference, with intervals of 95 %."""
     interval = wer_interval(counts(result.rows))
-    figures = {"wer": round(100 * result.normalized.wer, 2)}
+    figures: dict[str, Any] = {"wer": round(100 * result.normalized.wer, 2)}
     figures["wer_interval"] = [round(interval.low, 2), round(interval.high, 2)] if interval else None
     if reference and (more := wer_difference(counts(result.rows), counts(reference.rows))):
         figures |= {"points_more": round(more.points, 2), "points_interval": [round(more.low, 2), round(more.high, 2)]}
@@ -207,7 +209,8 @@ def _raise_if_off(verified: Verified) -> None:
     wrong = []
     for one, result in verified.results:
         alike = verified.alike.get(one.precision)
-        if is_off(off := alike and wer_difference(counts(result.rows), counts(alike.rows))):
+        off = wer_difference(counts(result.rows), counts(alike.rows)) if alike else None
+        if off and is_off(off):
             wrong.append(f"{one.name} by {off.points:+.1f} points")
     if wrong:
         what = f"at the same precision WER is more than {LIMIT} points from transformers': {', '.join(wrong)}"

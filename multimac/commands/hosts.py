@@ -152,6 +152,6 @@ def _as_json(report: Report) -> dict[str, Any]:
 def _connected(hosts: Hosts) -> Iterator[list[Remote]]:
     """Connect to all workers' hosts at once, to change their folders. Raises one HostError for all that failed."""
     with contextlib.ExitStack() as stack:
-        remotes = [stack.enter_context(remote) for remote in on_each(hosts.workers, Remote.connect)]
+        remotes: list[Remote] = [stack.enter_context(remote) for remote in on_each(hosts.workers, Remote.connect)]
         Report(hosts=[], problems=shared_folders(hosts.master, remotes)).raise_if_errors()
         yield remotes

@@ -50,7 +50,7 @@ class Measured:
 
     model: Candidate
     manifest: Manifest
-    predictions: list[Prediction]
+    predictions: Sequence[Prediction]
     record: dict
 
     @property
