@@ -19,7 +19,7 @@ from exogym.comm.elastic import ElasticComm
 from exogym.comm.process_group import ProcessGroupComm
 from exogym.comm.relayed_store import RelayedStore
 from exogym.errors import PeerLost
-from exogym.membership.messages import Generation
+from exogym.membership import Generation
 from exogym.minibatch import Memory
 from exogym.settings import FitSettings
 from exogym.train_node import TrainResult

@@ -14,7 +14,7 @@ from exogym.config import refuse
 from exogym.errors import ExogymError, Rejoined
 from exogym.flat import digest
 from exogym.logger.event import Events, Mean, NullLogger
-from exogym.membership.messages import END
+from exogym.membership import END
 from exogym.micro_batches import Forward, StepWork, accumulate
 from exogym.rounds.hidden import HiddenRound
 from exogym.rounds.progress import NonFiniteGuard, Progress

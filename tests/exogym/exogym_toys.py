@@ -25,10 +25,10 @@ from exogym import (
     Strategy,
     TrainNode,
 )
+from exogym.comm.comm import ThreadComm
 from exogym.comm.process_group import LOOPBACK, ProcessGroupComm, join_local_store, local_store
-from exogym.comm.threads import ThreadComm
 from exogym.errors import PeerLost
-from exogym.membership.messages import ROUND
+from exogym.membership import ROUND
 from exogym.rounds.shares import Measured, Speed
 from exogym.strategy.federated_averaging import AveragingCommunicator
 from exogym.strategy.sparta import SparseCommunicator

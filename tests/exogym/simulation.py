@@ -22,8 +22,7 @@ from exogym_toys import train_node
 from torch import nn
 
 from exogym import Checkpoints, ElasticSampler, TrainNode
-from exogym.comm.background import Background
-from exogym.comm.comm import Comm, SingleComm
+from exogym.comm.comm import Background, Comm, SingleComm
 from exogym.comm.elastic import ElasticComm
 from exogym.errors import PeerLost
 from exogym.membership.client import UNREACHED_S, CoordinatorClient

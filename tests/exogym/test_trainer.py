@@ -15,8 +15,8 @@ import torch
 from exogym_toys import Line, Points, Tokens, run_threads, token_batch
 
 from exogym import AllReduceStrategy, DiLoCoStrategy, FitSettings, LocalTrainer, LoopSettings, NodeFailed, Trainer
+from exogym.comm.comm import ThreadComm, _Shared
 from exogym.comm.elastic import ElasticComm
-from exogym.comm.threads import ThreadComm, _Shared
 from exogym.errors import SettingError
 from exogym.flat import FlatParameters, digest
 from exogym.membership.client import CoordinatorClient

@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 
 from exogym.comm.comm import DEFAULT_TIMEOUT, Comm, SingleComm
-from exogym.comm.default_group import leave_default_group
-from exogym.comm.process_group import ProcessGroupComm, brief, gloo_options
+from exogym.comm.process_group import ProcessGroupComm, brief, gloo_options, leave_default_group
 from exogym.config import one_of
 from exogym.errors import PeerLost, SettingError
 from exogym.strategy import communicate

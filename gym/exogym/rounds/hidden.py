@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from exogym.comm.comm import Comm
-from exogym.membership.messages import ROUND
+from exogym.membership import ROUND
 from exogym.rounds.round import Round
 from exogym.settings import LoopSettings
 from exogym.state.node_state import NodeState

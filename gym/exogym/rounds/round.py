@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from exogym.comm.comm import Comm
-from exogym.membership.messages import CORRELATION, ROUND
+from exogym.membership import CORRELATION, ROUND
 from exogym.rounds.validation import mean_correlation
 from exogym.settings import LoopSettings
 from exogym.state.node_state import NodeState

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from exogym.comm.comm import Comm
-from exogym.membership.messages import SPEEDS
+from exogym.membership import SPEEDS
 from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import LoopSettings
 from exogym.state.node_state import NodeState

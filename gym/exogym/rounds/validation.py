@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from exogym.comm.comm import Comm
 from exogym.flat import FlatParameters
 from exogym.logger.event import Mean
-from exogym.membership.messages import VALIDATION
+from exogym.membership import VALIDATION
 from exogym.micro_batches import Forward
 from exogym.rounds.progress import Progress
 from exogym.samplers.batches import BatchSource

@@ -12,7 +12,7 @@ import torch
 from exogym.comm.comm import Comm
 from exogym.errors import CheckpointError, PeerLost, RanksDiverged, SettingError
 from exogym.flat import digest
-from exogym.membership.messages import DRIFT_CHECK
+from exogym.membership import DRIFT_CHECK
 from exogym.state.checkpoint import from_tree, to_tree
 from exogym.state.node_state import NodeState
 from exogym.state.position import NOT_BEGUN, Offer, Version

@@ -10,13 +10,12 @@ import torch
 from exogym_toys import GivenSpeed, Tokens, token_batch, train_node
 
 from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, ElasticSampler
-from exogym.comm.comm import SingleComm
+from exogym.comm.comm import SingleComm, ThreadComm, _Shared
 from exogym.comm.elastic import LARGE_BYTES, ElasticComm
-from exogym.comm.threads import ThreadComm, _Shared
 from exogym.errors import PeerLost
+from exogym.membership import ROUND, VALIDATION
 from exogym.membership.client import CoordinatorClient
 from exogym.membership.coordinator import Coordinator
-from exogym.membership.messages import ROUND, VALIDATION
 from exogym.state.node_state import NodeState
 
 HOSTS = ("ada", "bob", "cy")

@@ -6,10 +6,10 @@ import random
 import pytest
 
 from exogym.errors import RanksDiverged
+from exogym.membership import END, ROUND, STATE_SYNC
 from exogym.membership import coordinator as coordinator_module
 from exogym.membership.coordinator import Coordinator
 from exogym.membership.coordinator_state import CoordinatorState
-from exogym.membership.messages import END, ROUND, STATE_SYNC
 
 HOSTS = ("ada", "bob", "cy", "dee")
 

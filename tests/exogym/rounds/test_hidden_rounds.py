@@ -15,8 +15,7 @@ from exogym import (
     SingleComm,
     SPARTADiLoCoStrategy,
 )
-from exogym.comm.background import in_background
-from exogym.comm.threads import ThreadComm
+from exogym.comm.comm import ThreadComm, in_background
 from exogym.errors import SettingError
 from exogym.strategy import strategy_config
 from exogym.strategy.in_flight import InFlight
