@@ -32,7 +32,7 @@ LAYERS = [
     ["distributed.hosts"],
     ["distributed.ssh", "distributed.run_dir", "distributed.control"],
     ["exogym", "whisper_tuner.eval"],
-    ["exogym.local", "exogym.rounds", "whisper_tuner.export"],
+    ["exogym.rounds", "whisper_tuner.export"],
     ["exogym.state", "exogym.settings", "exogym.micro_batches", "whisper_tuner.model"],
     ["exogym.strategy", "whisper_tuner.data.checks"],
     ["exogym.samplers", "whisper_tuner.data"],
@@ -164,11 +164,11 @@ def test_the_lab_stays_in_tests():
 
 
 def test_only_the_users_own_model_is_unpickled():
-    """Its hash is checked first; local_nodes.py reads what its own parent process wrote into a private folder."""
+    """Its hash is checked first; nodes.py reads what its own parent process wrote into a private folder."""
     pickling = re.compile("weights_only=False|_object_list|gather_object")
     found = importers("pickle|cloudpickle|marshal|shelve|dill")
     found |= {name for name, path in modules(PROJECT).items() if pickling.search(path.read_text(encoding="utf-8"))}
-    assert found == {"distributed.fit", "distributed.worker.user_model", "exogym.local.nodes"}
+    assert found == {"distributed.fit", "distributed.worker.user_model", "exogym.nodes"}
 
 
 def test_gym_is_a_folder_and_no_package():

@@ -16,19 +16,15 @@ from exogym.flat import digest
 from exogym.logger.event import Events, Mean, NullLogger
 from exogym.membership import END
 from exogym.micro_batches import Forward, StepWork, accumulate
-from exogym.rounds.hidden import HiddenRound
-from exogym.rounds.progress import NonFiniteGuard, Progress
-from exogym.rounds.round import Round
+from exogym.rounds.progress import Progress, Validation, modes_kept
+from exogym.rounds.round import HiddenRound, Round
 from exogym.rounds.shares import Shares
-from exogym.rounds.validation import Validation, modes_kept
 from exogym.samplers.batches import Batch, BatchSource
 from exogym.samplers.elastic import sampler_of
 from exogym.settings import LoopSettings
 from exogym.state.checkpoint import Checkpoints
-from exogym.state.node_state import NodeState
-from exogym.state.position import RunLength
-from exogym.state.saved_states import RESCUE_S, SavedStates
-from exogym.state.state_sync import remove_drift, sync_state
+from exogym.state.node_state import NodeState, RunLength
+from exogym.state.state_sync import RESCUE_S, SavedStates, remove_drift, sync_state
 from exogym.strategy.strategy import StepResult, Strategy
 
 
@@ -95,7 +91,6 @@ class TrainNode:
         self.progress = Progress(events or NullLogger(), comm, self.state)
         self.saved = SavedStates(checkpoints, self.state, comm, resume=settings.resume, emit=self.progress.emit)
         self.forward = Forward(model, self.device, settings.precision)
-        self.guard = NonFiniteGuard(self.progress)
         self.validation = Validation(
             val, model, self.forward, comm, self.state, self.progress, keep_best=settings.keep_best
         )
@@ -125,6 +120,7 @@ class TrainNode:
                 self.saved.note_written(at_once=True)
             finally:
                 self.strategy.close()
+        best = None if best_step is None else state.best_weights
         return TrainResult(
             steps=state.now.step,
             rounds=state.now.rounds,
@@ -132,7 +128,7 @@ class TrainNode:
             train_loss=state.loss.value(),
             val_loss=state.now.val_loss if best_step is None else state.now.best_loss,
             best_step=best_step,
-            digest=digest(self.strategy.agreed_weights() if best_step is None else state.best_weights),
+            digest=digest(self.strategy.agreed_weights() if best is None else best),
             stopped=stopped,
             bytes_sent=self.comm.bytes_sent,
             seconds=time.perf_counter() - started,
@@ -180,7 +176,7 @@ class TrainNode:
             seconds = time.perf_counter() - started
             self.shares.speed.add(work.cost, seconds - (self.comm.seconds - communicated))
             self.progress.step_made(result, work, seconds=seconds, waiting=waited, device=self.device)
-            self.guard.check(result, work)
+            self.progress.check_finite(result, work)
             self.saved.note_written()
             if result.agreed and self._after_round(result):  # validate, save, share the work anew
                 return True

@@ -14,7 +14,7 @@ from torch import nn
 from exogym import AllReduceStrategy, LocalTrainer
 from exogym import device as devices
 from exogym.errors import OutOfMemory, SettingError
-from exogym.minibatch import Memory, Trial, samples_at_once
+from exogym.micro_batches import Memory, Trial, samples_at_once
 from exogym.samplers.batches import DatasetSamples
 
 CPU = torch.device("cpu")

@@ -252,7 +252,8 @@ class ProcessGroupComm(Comm):
         parts = [piece.clone() for piece in pieces[:1]] + [torch.empty_like(piece) for piece in pieces[1:2]]
 
         def part_of(number: int) -> Tensor:
-            return parts[number % 2][: pieces[number].numel()]
+            part: Tensor = parts[number % 2][: pieces[number].numel()]
+            return part
 
         def begin(number: int) -> Any:
             work = start(part_of(number), limit)

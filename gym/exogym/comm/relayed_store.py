@@ -30,6 +30,6 @@ class RelayedStore(dist.Store):
             self.known[key] = base64.b64decode(self.told(key), validate=True)
         return self.known[key]
 
-    def wait(self, keys: list[str], timeout: object = None) -> None:  # type: ignore[override]
+    def wait(self, keys: list[str], timeout: object = None) -> None:
         for key in keys:
             self.get(key)

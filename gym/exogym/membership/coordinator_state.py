@@ -129,7 +129,8 @@ def largest(hosts: Sequence[str], pairs: Collection[Pair], known: Collection[str
         ours = len(chosen & set(known))
         return bool(ours), len(chosen), ours, sorted((-rank[host] for host in chosen), reverse=True)
 
-    return sorted(max(_without(frozenset(hosts), pairs), key=worth), key=rank.__getitem__)
+    most: frozenset[str] = max(list(_without(frozenset(hosts), pairs)), key=worth)
+    return sorted(most, key=rank.__getitem__)
 
 
 def _without(hosts: frozenset[str], pairs: Collection[Pair]) -> Iterator[frozenset[str]]:

@@ -680,7 +680,7 @@ class Meetings(RuleBasedStateMachine):
             assert not self.coordinator.ended, "nothing after the end"
             self.called(Generation.of(message))
         elif message["type"] == "excluded":
-            assert not host in self.coordinator.members, "no member is told to wait"
+            assert host not in self.coordinator.members, "no member is told to wait"
             self.meeting.send(host, message)
             return
         else:

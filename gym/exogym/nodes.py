@@ -1,7 +1,9 @@
-"""Starts the nodes of a local run as processes, listens to them, and sees to it that none is left behind.
+"""Processes that are ranks: a local run starts its nodes, listens to them, and sees to it that none is left behind.
 
 Each is a fresh interpreter that does not import the script that was started: so that script needs no
 `if __name__ == "__main__"`, and there may be none, as in a notebook. What it defines travels by value (cloudpickle).
+
+`python -m exogym.nodes train.py [args]` runs a script as one rank; `exogym.launch` starts it for each.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import runpy
 import shutil
 import signal
 import subprocess
@@ -27,6 +30,7 @@ from typing import Any
 
 import cloudpickle
 import torch
+from torch.distributed.elastic.multiprocessing.errors import record
 
 from exogym.errors import NodeFailed, PeerLost, SettingError
 from exogym.logger import Events
@@ -34,11 +38,12 @@ from exogym.logger import Events
 JOB, WEIGHTS = "job.pt", "weights.pt"
 GRACE = 3.0  # seconds: for a node to exit, and for others to report, once one has lost a peer: the cause is theirs
 POLL = 0.2  # seconds
+LAUNCHER = "EXOGYM_LAUNCHER"  # the process that has started this one as a rank of a launch
 BOOT = """
 import json, sys
 about = json.loads(sys.argv[1])
 sys.path[:], sys.argv[:] = about["path"], about["argv"]
-from exogym.local.nodes import node_main
+from exogym.nodes import node_main
 node_main(*about["node"])
 """
 
@@ -46,8 +51,8 @@ node_main(*about["node"])
 @dataclass
 class _Node:
     rank: int
-    process: subprocess.Popen
-    pipe: Connection
+    process: subprocess.Popen[bytes]
+    pipe: Connection[Any, Any]
     result: Any = None  # what the trainer's `run_rank` returned
     failure: str | None = None
     lost_a_peer: bool = False
@@ -152,8 +157,8 @@ def _unpicklable(parts: dict[str, Any], path: Path) -> str:
 def _start(rank: int, num_nodes: int, folder: Path) -> _Node:
     ours, theirs = multiprocessing.Pipe()
     with theirs:  # else the end of the process would not close the pipe
-        about = {"path": [p for p in sys.path if isinstance(p, str)], "argv": sys.argv}
-        about["node"] = [rank, num_nodes, str(folder), theirs.fileno()]
+        node = [rank, num_nodes, str(folder), theirs.fileno()]
+        about = {"path": [p for p in sys.path if isinstance(p, str)], "argv": sys.argv, "node": node}
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", BOOT, json.dumps(about)],
             stdin=subprocess.DEVNULL,
@@ -166,9 +171,11 @@ def _start(rank: int, num_nodes: int, folder: Path) -> _Node:
 def _listen(nodes: list[_Node], events: Events, should_stop: Callable[[], bool]) -> None:
     """Listen until all nodes have reported, or one has failed. Raises NodeFailed."""
     give_up, has_stopped = float("inf"), False
-    while (waiting := {n.pipe: n for n in nodes if not n.is_done}) and time.monotonic() < give_up:
-        for pipe in wait(list(waiting), timeout=POLL):
-            waiting[pipe].listen(events)
+    while (waiting := [node for node in nodes if not node.is_done]) and time.monotonic() < give_up:
+        ready = wait([node.pipe for node in waiting], timeout=POLL)
+        for node in waiting:
+            if node.pipe in ready:
+                node.listen(events)
         for node in nodes:
             node.look()
         failed = [node for node in nodes if node.failure]
@@ -218,3 +225,32 @@ def _hear_parent(pipe: Connection, stop: threading.Event, folder: str) -> None:
     except (EOFError, OSError):
         shutil.rmtree(folder, ignore_errors=True)
         os.killpg(0, signal.SIGKILL)
+
+
+def end_with_launcher() -> None:
+    """End this process when its launcher is killed, which then cannot stop its ranks."""
+    launcher = int(os.environ.get(LAUNCHER) or os.getppid())
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(POLL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def run_as_rank(arguments: list[str]) -> None:
+    """Run a script, or a module after `-m`, as Python itself does; an exception is written down for the launcher."""
+    end_with_launcher()
+    is_module = arguments[0] == "-m"
+    sys.argv = arguments[is_module:]
+    if is_module:
+        record(runpy.run_module)(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        if not sys.flags.safe_path:
+            sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+        record(runpy.run_path)(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    run_as_rank(sys.argv[1:])
