@@ -93,7 +93,17 @@ def launch(
 def main(argv: list[str] | None = None) -> int:
     """Options may stand before the script or after it; what stands after `--` is the script's. Returns the status."""
     argv = sys.argv[1:] if argv is None else argv
-    parser = _parser()
+    parser = argparse.ArgumentParser(
+        "python -m exogym.launch",
+        usage="%(prog)s [options] train.py [arguments of the script] [options]",
+        description="Run a script as several processes. The words after -- are the script's, whatever they are.",
+        epilog="Other options of torch.distributed.run (as --rdzv-endpoint or --tee) must stand before the script.",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    for name, about in OPTIONS.items():
+        kind = float if name == "start-timeout" else str
+        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", help=about, type=kind, metavar="X")
     if not argv or argv[0] in ("-h", "--help"):
         parser.print_help()
         return 0 if argv else 2
@@ -110,21 +120,6 @@ def main(argv: list[str] | None = None) -> int:
     except SignalException as error:
         return 128 + error.sigval
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "python -m exogym.launch",
-        usage="%(prog)s [options] train.py [arguments of the script] [options]",
-        description="Run a script as several processes. The words after -- are the script's, whatever they are.",
-        epilog="Other options of torch.distributed.run (as --rdzv-endpoint or --tee) must stand before the script.",
-        allow_abbrev=False,
-        add_help=False,
-    )
-    for name, about in OPTIONS.items():
-        kind = float if name == "start-timeout" else str
-        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", help=about, type=kind, metavar="X")
-    return parser
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -76,11 +76,6 @@ class _Node:
         else:
             self.failure, self.lost_a_peer = content
 
-    def look(self) -> None:
-        """Find a process that is gone while another that it had started still holds its end of the pipe."""
-        if not self.is_done and self.process.poll() is not None and not self.pipe.poll():
-            self.ended()
-
     def ended(self) -> None:
         self.has_ended = True
         if self.result is None and self.failure is None:
@@ -109,49 +104,39 @@ def run_nodes(
     with tempfile.TemporaryDirectory(prefix="exogym-") as name:
         folder = Path(name)
         _save(job, folder / JOB)
-        results = _run(folder, num_nodes, events, should_stop)
-        return results, torch.load(folder / WEIGHTS, map_location="cpu", weights_only=False)
-
-
-def _run(folder: Path, num_nodes: int, events: Events, should_stop: Callable[[], bool]) -> list[Any]:
-    nodes: list[_Node] = []
-    try:
-        for rank in range(num_nodes):
-            nodes.append(_start(rank, num_nodes, folder))
-        _listen(nodes, events, should_stop)
-        until = time.monotonic() + GRACE  # what users have registered with atexit may have something to do
-        for node in nodes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                node.process.wait(max(0.0, until - time.monotonic()))
-    finally:
-        for node in nodes:
-            node.kill()
-    return [node.result for node in nodes]
+        nodes: list[_Node] = []
+        try:
+            for rank in range(num_nodes):
+                nodes.append(_start(rank, num_nodes, folder))
+            _listen(nodes, events, should_stop)
+            until = time.monotonic() + GRACE  # what users have registered with atexit may have something to do
+            for node in nodes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    node.process.wait(max(0.0, until - time.monotonic()))
+        finally:
+            for node in nodes:
+                node.kill()
+        weights: dict[str, Any] = torch.load(folder / WEIGHTS, map_location="cpu", weights_only=False)
+        return [node.result for node in nodes], weights
 
 
 def _save(job: Any, path: Path) -> None:
-    # Through a file, not as process arguments: there torch would share the weights' memory among the nodes.
-    try:
-        _dump(job, path)
-    except (AttributeError, TypeError, ValueError, pickle.PicklingError) as error:
+    """Save it through a file, not as process arguments: there torch would share the weights' memory among the nodes."""
+
+    def problem(value: Any) -> Exception | None:
+        try:
+            torch.save(value, path, pickle_module=cloudpickle, pickle_protocol=pickle.DEFAULT_PROTOCOL)
+        except (AttributeError, TypeError, ValueError, pickle.PicklingError) as error:
+            return error
+        return None
+
+    if error := problem(job):
         trainer, settings = job
         parts = {name: getattr(trainer, name) for name in ("model", "train_dataset", "val_dataset")}
-        name = _unpicklable(parts | {"strategy": settings.strategy}, path)
+        parts["strategy"] = settings.strategy
+        name = next((name for name, part in parts.items() if problem(part)), "trainer")
         what = f"the {name} must travel to the nodes' processes by pickle, and cannot: {error}"
         raise SettingError(f"{what}; open files, locks and connections when they are first used") from error
-
-
-def _dump(value: Any, path: Path) -> None:
-    torch.save(value, path, pickle_module=cloudpickle, pickle_protocol=pickle.DEFAULT_PROTOCOL)
-
-
-def _unpicklable(parts: dict[str, Any], path: Path) -> str:
-    for name, part in parts.items():
-        try:
-            _dump(part, path)
-        except (AttributeError, TypeError, ValueError, pickle.PicklingError):
-            return name
-    return "trainer"
 
 
 def _start(rank: int, num_nodes: int, folder: Path) -> _Node:
@@ -176,8 +161,9 @@ def _listen(nodes: list[_Node], events: Events, should_stop: Callable[[], bool])
         for node in waiting:
             if node.pipe in ready:
                 node.listen(events)
-        for node in nodes:
-            node.look()
+        for node in nodes:  # a process may be gone while another that it had started still holds its end of the pipe
+            if not node.is_done and node.process.poll() is not None and not node.pipe.poll():
+                node.ended()
         failed = [node for node in nodes if node.failure]
         if any(not node.lost_a_peer for node in failed):
             break

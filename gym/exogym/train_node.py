@@ -156,7 +156,10 @@ class TrainNode:
         stopped = self._begin()
         # What a lost rank had left undone in the last round is work again.
         while not stopped and (self.state.work_is_left or self.strategy.has_open_round):
-            stopped = self._make_steps() or self._end_open_round()
+            stopped = self._make_steps()
+            if not stopped and self.strategy.has_open_round:  # the end of the work has cut it off
+                self.round.note_spent()
+                stopped = self._end_round()
         self._come_to_same_weights(stopped)
         if not stopped and self.state.now.validated_at < self.state.now.step:
             self.validation.run()
@@ -315,13 +318,10 @@ class TrainNode:
             self._at_agreed_point()
             return False
         self.round.note_spent()
-        return self.round.due() and self._after_round(self.round.commit(self.round.run(), StepResult()))
+        return self.round.due() and self._end_round()
 
-    def _end_open_round(self) -> bool:
-        """End the round that the end of the work has cut off. True if somebody asked to stop."""
-        if not self.strategy.has_open_round:
-            return False
-        self.round.note_spent()
+    def _end_round(self) -> bool:
+        """End a round without a step. True if somebody asked to stop."""
         return self._after_round(self.round.commit(self.round.run(), StepResult()))
 
     def _come_to_same_weights(self, stopped: bool) -> None:

@@ -278,7 +278,13 @@ class Coordinator:
         """Count the votes of all members."""
         state, members, generation = self.state, self.members, self.state.formed
         if difference := next(filter(None, map(self._difference, members)), None):
-            self._diverge(difference)
+            # This must not happen. The round begins anew, from a state that one member hands to those who differ.
+            state.diverged += 1
+            if state.diverged > MOST_DIVERGED:
+                raise RanksDiverged(difference)
+            self.emit({"type": "warning", "what": f"{difference}: the round begins anew, from one state for all"})
+            state.is_mid_round = False
+            self._regroup()
             return
         first = state.votes[members[0]]
         state.is_mid_round, state.last, state.remembering = True, set(members), set(members)
@@ -314,12 +320,3 @@ class Coordinator:
         if place(vote) != place(ours):
             return f"{host} is at {place(vote)} in the work, {first} at {place(ours)}"
         return None
-
-    def _diverge(self, difference: str) -> None:
-        """Begin the round anew, from a state that one member hands to those who differ. This must not happen."""
-        self.state.diverged += 1
-        if self.state.diverged > MOST_DIVERGED:
-            raise RanksDiverged(difference)
-        self.emit({"type": "warning", "what": f"{difference}: the round begins anew, from one state for all"})
-        self.state.is_mid_round = False
-        self._regroup()

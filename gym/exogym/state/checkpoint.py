@@ -66,7 +66,9 @@ class Checkpoints:
         weights, index = self._files(number)
         weights_part, index_part = _part(weights), _part(index)
         try:
-            self._sweep()
+            for unfinished in self._folders():  # what a killed process left half done may be what fills the disk
+                files = self._files(unfinished)
+                _unlink(*map(_part, files), *([] if files[1].is_file() else files[:1]))
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             weights.parent.mkdir(exist_ok=True)
             save_file(tensors, weights_part)
@@ -84,12 +86,6 @@ class Checkpoints:
             raise CheckpointError(f"{weights.parent}: cannot be written: {error}") from error
         self._prune(number, later_void)
         return size
-
-    def _sweep(self) -> None:
-        """Remove what a killed process left half done: it may be what fills the disk."""
-        for number in self._folders():
-            weights, index = self._files(number)
-            _unlink(_part(weights), _part(index), *([] if index.is_file() else [weights]))
 
     def _prune(self, number: int, later_void: bool) -> None:
         kept = [earlier for earlier in self.numbers() if earlier <= number][-self.keep :]

@@ -99,12 +99,17 @@ class SavedStates:
         return saved["own"] is not None and exactly and (self.state.is_mid_round or offer.number % 2 == 0)
 
     def _undamaged(self, checkpoints: Checkpoints) -> list[Offer]:
-        found, settings = [], self.settings
+        found, settings, strategy = [], self.settings, self.state.strategy
+        # Of settings that an older version did not have yet: it did what their defaults do.
+        known = [f for f in dataclasses.fields(strategy.config) if f.default is not dataclasses.MISSING]
+        defaults = {f.name: _plain(f.default) for f in known}
         for number in checkpoints.numbers():
             self.comm.alive()
             with contextlib.suppress(CheckpointError):
                 saved = checkpoints.load(number)
-                agreed, settings = saved["agreed"], _with_defaults(saved["settings"], self.state.strategy)
+                agreed, settings = saved["agreed"], saved["settings"]
+                if settings["strategy"] == type(strategy).__name__:
+                    settings = defaults | settings
                 found.append(Offer(Version(*agreed["version"]), self.state.fingerprint_of(agreed), number))
         check_settings(settings, self.settings, checkpoints.folder)
         if not found and (formats := checkpoints.other_formats()):
@@ -184,14 +189,6 @@ def fixed_settings(strategy: Strategy, sampler: Sampler) -> dict[str, Any]:
     settings = {"strategy": type(strategy).__name__, **values, **model, **sampler.fixed_settings()}
     plain: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     return plain
-
-
-def _with_defaults(were: dict[str, Any], strategy: Strategy) -> dict[str, Any]:
-    """Add the defaults of settings that an older version did not have yet: it did what they do."""
-    if were["strategy"] != type(strategy).__name__:
-        return were
-    known = [f for f in dataclasses.fields(strategy.config) if f.default is not dataclasses.MISSING]
-    return {f.name: _plain(f.default) for f in known} | were
 
 
 def check_settings(were: dict[str, Any], are: dict[str, Any], where: object) -> None:
