@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from exogym_toys import Line, Points, Tokens, run_threads, token_batch
+from exogym_toys import Line, Points, Sentences, Tokens, run_threads
 
 from exogym import AllReduceStrategy, DiLoCoStrategy, FitSettings, LocalTrainer, LoopSettings, NodeFailed, Trainer
 from exogym.comm.comm import ThreadComm, _Shared
@@ -21,14 +21,6 @@ from exogym.errors import SettingError
 from exogym.flat import FlatParameters, digest
 from exogym.membership.client import CoordinatorClient
 from exogym.membership.coordinator import Coordinator
-
-
-class Sentences(torch.utils.data.Dataset):
-    def __len__(self):
-        return 24
-
-    def __getitem__(self, i):
-        return {key: value[0] for key, value in token_batch(1, seed=i).items()}
 
 
 def unequal_shares(rank, num_nodes, train_dataset):

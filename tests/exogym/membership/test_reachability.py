@@ -421,4 +421,4 @@ class Networks(Meetings):
 
 
 TestNetworks = Networks.TestCase
-TestNetworks.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestNetworks.settings = settings(max_examples=70, stateful_step_count=40, deadline=None)

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 import torch
-from exogym_toys import Line, Points, Steps, Tokens, run_threads, token_batch, train_node
+from exogym_toys import Line, Points, Resumable, Steps, Tokens, run_threads, token_batch, train_node
 from torch import nn
 
 from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, LocalTrainer, SingleComm
@@ -159,11 +159,6 @@ STRATEGIES = {
     "diloco, hidden": lambda: DiLoCoStrategy(lr=0.02, H=3, overlap_steps=2, wire="int8"),
 }
 SOURCES = [Steps([[token_batch(2 + rank, seed=10 * rank + i)] for i in range(6)]) for rank in range(2)]
-
-
-class Resumable(Steps):
-    def epoch(self, epoch, *, first_step=0):
-        yield from self.steps[first_step:]
 
 
 def dies(forwards):
