@@ -168,18 +168,17 @@ class Trial:
 
     def peak(self, count: int) -> int | None:
         """Return the bytes in use at the peak of a pass of `count` samples; None if there is no room for it."""
-
-        def one_pass() -> None:
-            order = self.samples.order(0)
-            numbers = order[torch.arange(count) % len(order)].tolist()
-            forward = Forward(self.model, self.memory.device, self.precision)
-            for batch in next(iter(self.samples.read([numbers]))):
-                loss, weight, _ = forward(batch)
-                (loss * weight).backward()
-
         self.alive()
-        peak, is_full = peak_of(one_pass, self.model, self.memory.device, self.memory.most)
+        peak, is_full = peak_of(lambda: self.run(count), self.model, self.memory.device, self.memory.most)
         return None if is_full or peak > self.memory.most else peak
+
+    def run(self, count: int) -> None:
+        order = self.samples.order(0)
+        numbers = order[torch.arange(count) % len(order)].tolist()
+        forward = Forward(self.model, self.memory.device, self.precision)
+        for batch in next(iter(self.samples.read([numbers]))):
+            loss, weight, _ = forward(batch)
+            (loss * weight).backward()
 
 
 def samples_at_once(trial: Trial, wanted: int) -> int:
