@@ -10,7 +10,7 @@ The launcher writes lines to the worker's stdin: the RunSpec, then
     {"type": "unsent", "files"}              audio that cannot be sent
     {"type": "peers", "peers"}               where the other workers listen, see peer_probe.py
     {"type": "meeting", "address"}           towards which groups form: the launcher's machine has a new address
-    {"type": "generation" | "commit" | ...}  from the coordinator, see exogym.membership.messages
+    {"type": "generation" | "commit" | ...}  from the coordinator, see exogym.membership
 
 The worker writes events to its stdout, see messages.py. On the launcher's machine it is the launcher's child; elsewhere
 it is the child of a supervisor that outlives the connection, see supervisor.py. A worker need not know which.

@@ -14,7 +14,7 @@ from torch import nn
 
 from distributed.plan.run_spec import RunSpec
 from exogym import device as devices
-from exogym.minibatch import GROWTH, peak_of, untouched
+from exogym.micro_batches import GROWTH, peak_of, untouched
 from exogym.samplers.batches import to_device
 from whisper_tuner.data.batch_shapes import CPU_POSITIONS, LABEL_GRID, NO_LIMIT, POSITIONS, BatchLayout, positions
 from whisper_tuner.data.batches import ShardBatches

@@ -19,8 +19,8 @@ from exogym.comm.elastic import ElasticComm
 from exogym.comm.process_group import ProcessGroupComm
 from exogym.comm.relayed_store import RelayedStore
 from exogym.errors import PeerLost
-from exogym.membership.messages import Generation
-from exogym.minibatch import Memory
+from exogym.membership import Generation
+from exogym.micro_batches import Memory
 from exogym.settings import FitSettings
 from exogym.train_node import TrainResult
 from exogym.trainer import DataSource, Trainer

@@ -7,9 +7,8 @@ import importlib
 from typing import Any
 
 _HOME = {
-    "exogym.comm.comm": ("Comm", "SingleComm"),
+    "exogym.comm.comm": ("Comm", "SingleComm", "ThreadComm"),
     "exogym.comm.process_group": ("ProcessGroupComm",),
-    "exogym.comm.threads": ("ThreadComm",),
     "exogym.errors": (
         *("CheckpointError", "ExogymError", "NodeFailed", "NotFinite", "OutOfMemory", "PeerLost", "RanksDiverged"),
         "SettingError",
@@ -43,4 +42,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __getattr__("__all__")
+    return list(__getattr__("__all__"))

@@ -61,7 +61,7 @@ def kind_of(hint: Any) -> Any:
     return hint
 
 
-def parse(field: dataclasses.Field, hint: Any, text: str) -> Any:
+def parse(field: dataclasses.Field[Any], hint: Any, text: str) -> Any:
     """Return the value of `text` for a field annotated `hint`. Raises SettingError with what was expected."""
     value = from_text(hint, text)
     if value is not None:
@@ -91,7 +91,7 @@ def from_text(hint: Any, text: str) -> Any:
     return text
 
 
-def check(field: dataclasses.Field, value: Any) -> None:
+def check(field: dataclasses.Field[Any], value: Any) -> None:
     """Raise SettingError with what was expected if `value` is outside the range or the choices of `field`."""
     choices, low, high = (field.metadata[key] for key in ("choices", "low", "high"))
     if choices and value not in choices:

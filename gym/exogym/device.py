@@ -76,7 +76,7 @@ def choose(name: str | torch.device | None = None, local_rank: int = 0) -> torch
     return device
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager:
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
     """bf16 where asked for. fp16 is not offered: with a GradScaler it zeroed gradients on mps (pytorch 184286)."""
     if precision not in PRECISIONS:
         raise SettingError(f"unknown precision {precision!r} (known: {', '.join(PRECISIONS)})")
@@ -94,7 +94,7 @@ def repeat_bits(device: torch.device) -> None:
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # it would be for finding mistakes, and takes time
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it would be for finding mistakes, and takes time
 
 
 def synchronize(device: torch.device) -> None:
@@ -157,10 +157,10 @@ def compiles_shapes(device: torch.device) -> bool:
 def memory_in_use(device: torch.device) -> int:
     """Return the bytes that this process holds: of the accelerator's memory, by its driver; on the cpu, resident."""
     if device.type == "mps":
-        return torch.mps.driver_allocated_memory()
+        return int(torch.mps.driver_allocated_memory())
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device)
-    return _process(os.getpid()).memory_info().rss
+    return int(_process(os.getpid()).memory_info().rss)
 
 
 def own_memory(device: torch.device) -> tuple[int, int] | None:
@@ -179,7 +179,7 @@ def available_memory() -> int:
             files = re.search(rf"^{droppable} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
             held = int((folder / used).read_text()) - (int(files[1]) if files else 0)
             left.append(int((folder / most).read_text()) - held)
-    return max(0, min(left))
+    return int(max(0, min(left)))
 
 
 def sharers(device: torch.device, processes: int) -> int:
@@ -269,7 +269,7 @@ def _process(pid: int) -> psutil.Process:
 def random_state(device: torch.device) -> dict[str, Any]:
     """Return the state of every generator that a model may draw from here (SpecAugment uses numpy's)."""
     name, keys, *rest = np.random.get_state()
-    state = {"python": random.getstate(), "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest]}
+    state = {"python": random.getstate(), "numpy": [name, torch.from_numpy(np.asarray(keys, np.int64)), *rest]}
     return state | _torch_state(device)
 
 
@@ -319,7 +319,7 @@ def random_state_kept(device: torch.device) -> Iterator[None]:
         set_random_state(state, device)
 
 
-def same_draws(device: torch.device) -> tuple[AbstractContextManager, AbstractContextManager]:
+def same_draws(device: torch.device) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Contexts for torch.utils.checkpoint (its context_fn): what is computed again draws what was drawn before.
 
     By itself it keeps the generators of CPU and CUDA only. On mps dropout drew other masks in the backward pass: wrong
@@ -328,7 +328,7 @@ def same_draws(device: torch.device) -> tuple[AbstractContextManager, AbstractCo
     return contextlib.nullcontext(), _DrawnFrom(_torch_state(device), device)
 
 
-class _DrawnFrom(AbstractContextManager):
+class _DrawnFrom(AbstractContextManager[None]):
     """Entered once for each backward pass."""
 
     def __init__(self, state: dict[str, Any], device: torch.device):

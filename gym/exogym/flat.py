@@ -135,10 +135,12 @@ class FlatParameters:
 
     def write_grads(self, flat: Tensor) -> None:
         """Copy flat[:num_parameters] to gradients, made where they are None."""
+        grads = []
         for p in self.parameters:
             if p.grad is None:
                 p.grad = torch.empty_like(p)
-        _scatter(flat.__getitem__, [p.grad for p in self.parameters])
+            grads.append(p.grad)
+        _scatter(flat.__getitem__, grads)
 
     def _weights(self) -> list[Tensor]:
         return [p.detach() for p in self.parameters]
@@ -196,7 +198,7 @@ def _signed(data: bytes) -> int:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.cpu().contiguous().view(torch.uint8).numpy().reshape(-1))
+    return tensor.cpu().contiguous().view(torch.uint8).numpy().reshape(-1).data
 
 
 def _zeros_like(parameter: Tensor) -> Tensor:

@@ -28,8 +28,7 @@ from exogym.comm.comm import Comm
 from exogym.config import at_least
 from exogym.errors import ExogymError
 from exogym.flat import digest
-from exogym.launch import launch
-from exogym.local.launched import join, world_size
+from exogym.launch import join, launch, world_size
 from exogym.strategy import STRATEGIES, communicate
 
 SOURCE = Path(__file__).parent
@@ -49,7 +48,9 @@ class Info(dict[str, Any]):
         lines = []
         for name, value in self.items():
             if name == "devices":
-                lines += [(f"device {device['name']}", _of_device(device)) for device in value]
+                for device in value:
+                    memory = f"{device['memory'] / 1e9:.1f} GB, {device['free'] / 1e9:.1f} GB free"
+                    lines.append((f"device {device['name']}", f"{device['kind']}, {memory}"))
             elif isinstance(value, dict):
                 lines.append((name, ", ".join(f"{key} {item}" for key, item in value.items())))
             else:
@@ -88,14 +89,10 @@ def _devices() -> list[dict[str, Any]]:
     if torch.backends.mps.is_available():
         accelerators.append(torch.device("mps"))
     for device in accelerators:
-        free, total = devices.own_memory(device)
+        free, total = devices.own_memory(device) or (0, 0)
         kind = torch.cuda.get_device_name(device) if device.type == "cuda" else "Metal"
         found.append({"name": str(device), "kind": kind, "memory": total, "free": free})
     return found
-
-
-def _of_device(device: dict[str, Any]) -> str:
-    return f"{device['kind']}, {device['memory'] / 1e9:.1f} GB, {device['free'] / 1e9:.1f} GB free"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +148,10 @@ def check_communication(
     if num_nodes is None and world_size() > 1:
         return _measure_launched(megabytes, repeats)
     at_least("num_nodes", 2 if num_nodes is None else num_nodes, 2)
-    return launch(_measure_launched, [list(megabytes), repeats], nproc_per_node=num_nodes or 2)[0]
+    found: list[CommunicationCheck] = launch(
+        _measure_launched, [list(megabytes), repeats], nproc_per_node=num_nodes or 2
+    )
+    return found[0]
 
 
 def _measure_launched(megabytes: Sequence[float], repeats: int) -> CommunicationCheck:
@@ -170,7 +170,10 @@ def measure(comm: Comm, megabytes: Iterable[float], repeats: int) -> Communicati
 
 def _timed(comm: Comm, name: str, megabytes: float, repeats: int) -> Timed:
     collective, count = COLLECTIVES[name], max(1, round(megabytes * MEGABYTE / 4))
-    is_right = _is_right(comm, name, count)
+    base = torch.arange(count).remainder(1021).float().to(comm.device)  # whole numbers, whose sums are exact
+    whole, times = base * (comm.rank + 1), comm.world_size * (comm.world_size + 1) // 2 if name == "all_reduce" else 1
+    collective(comm, whole)
+    is_right = torch.equal(whole, base * times)
     uneven = torch.rand(count, generator=torch.Generator().manual_seed(comm.rank)).to(comm.device)
     seconds = torch.zeros(repeats, dtype=torch.float64)
     sent = 0
@@ -192,15 +195,6 @@ def _timed(comm: Comm, name: str, megabytes: float, repeats: int) -> Timed:
         is_right=all(rights),
         is_equal=len({*digests}) == 1,
     )
-
-
-def _is_right(comm: Comm, name: str, count: int) -> bool:
-    """Check the result with whole numbers, whose sums are exact."""
-    base = torch.arange(count).remainder(1021).float().to(comm.device)
-    flat = base * (comm.rank + 1)
-    COLLECTIVES[name](comm, flat)
-    times = comm.world_size * (comm.world_size + 1) // 2 if name == "all_reduce" else 1
-    return torch.equal(flat, base * times)
 
 
 def main(argv: list[str] | None = None) -> int:

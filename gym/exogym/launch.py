@@ -1,36 +1,46 @@
 """`python -m exogym.launch train.py [args] --nproc-per-node 4`: a script as several processes, which can form a group.
 
 Over torch.distributed.run, with its names of options. In the script, `exogym.launch.init()` joins the default group of
-torch.distributed; `LaunchedTrainer` trains without that.
+torch.distributed; `LaunchedTrainer` trains without that. A script that was started alone is a group of one, so the same
+script runs both ways.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import signal
+import socket
 import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch.distributed import DistError, run
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from exogym.comm.process_group import LOOPBACK, brief
-from exogym.config import at_least
+from exogym.comm.comm import DEFAULT_TIMEOUT, Comm, SingleComm
+from exogym.comm.process_group import LOOPBACK, ProcessGroupComm, brief, gloo_options, leave_default_group
+from exogym.config import at_least, one_of
 from exogym.errors import ExogymError, NodeFailed, PeerLost, SettingError
-from exogym.local.launched import BACKEND, check_backend, init
-from exogym.local.rank_script import end_with_parent
+from exogym.nodes import LAUNCHER, end_with_launcher
+from exogym.strategy import communicate
 
 __all__ = ["init", "launch", "main"]
 
+BACKEND = "EXOGYM_BACKEND"  # what `--backend` says
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 PORT = 29500  # of the first machine, where the processes of several machines meet
 OPTIONS = {
     "nproc-per-node": "processes on this machine: a number, or auto, cpu, gpu (1)",
@@ -72,18 +82,28 @@ def launch(
         **{"monitor-interval": monitor_interval},
     }
     argv = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    is_script = isinstance(target, (str, Path))
-    name = "" if is_script else getattr(target, "__qualname__", "")
+    if isinstance(target, (str, Path)):
+        return _run(_parse([*argv, str(target), *map(str, args)]), backend, start_timeout)
+    name = getattr(target, "__qualname__", "")
     if "<" in name:  # <lambda>, or f.<locals>.g
         raise SettingError(f"{name} cannot be found by its name, as the processes must: define it in a module")
-    options = _parse([*argv, str(target) if is_script else "function", *(map(str, args) if is_script else ())])
-    return _run(options, backend, start_timeout, *([] if is_script else [target, args]))
+    return _run(_parse([*argv, "function"]), backend, start_timeout, target, args)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Options may stand before the script or after it; what stands after `--` is the script's. Returns the status."""
     argv = sys.argv[1:] if argv is None else argv
-    parser = _parser()
+    parser = argparse.ArgumentParser(
+        "python -m exogym.launch",
+        usage="%(prog)s [options] train.py [arguments of the script] [options]",
+        description="Run a script as several processes. The words after -- are the script's, whatever they are.",
+        epilog="Other options of torch.distributed.run (as --rdzv-endpoint or --tee) must stand before the script.",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    for name, about in OPTIONS.items():
+        kind = float if name == "start-timeout" else str
+        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", help=about, type=kind, metavar="X")
     if not argv or argv[0] in ("-h", "--help"):
         parser.print_help()
         return 0 if argv else 2
@@ -102,21 +122,6 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "python -m exogym.launch",
-        usage="%(prog)s [options] train.py [arguments of the script] [options]",
-        description="Run a script as several processes. The words after -- are the script's, whatever they are.",
-        epilog="Other options of torch.distributed.run (as --rdzv-endpoint or --tee) must stand before the script.",
-        allow_abbrev=False,
-        add_help=False,
-    )
-    for name, about in OPTIONS.items():
-        kind = float if name == "start-timeout" else str
-        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", help=about, type=kind, metavar="X")
-    return parser
-
-
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Have torch.distributed.run read the options, the script and its arguments."""
     options = run.get_args_parser().parse_args(argv)
@@ -131,12 +136,21 @@ def _run(
     function: Callable[..., Any] | None = None,
     args: Sequence[Any] = (),
 ) -> list[Any]:
-    check_backend(backend)
-    if function is None:
-        _run_as_rank_script(options)
-    processes = _number_of_processes(options)
-    threads = max(1, (os.cpu_count() or 1) // processes)
-    with _environment({BACKEND: backend}, {"OMP_NUM_THREADS": str(threads)}), _signals_kept():
+    one_of("backend", backend, _backends())
+    script = options.training_script
+    if function is None and not options.by_torch:  # each process runs it by way of nodes.py
+        if not options.module and not Path(script).is_file():
+            raise SettingError(f"there is no script {script!r}")
+        options.training_script_args = [*(["-m"] if options.module else []), script, *options.training_script_args]
+        options.training_script, options.module = "exogym.nodes", True
+    try:
+        processes = run.determine_local_world_size(options.nproc_per_node)
+    except ValueError as error:
+        raise SettingError(f"nproc-per-node: {error}") from None
+    at_least("nproc-per-node", processes, 1)
+    ours = {BACKEND: backend, LAUNCHER: str(os.getpid())}
+    defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
+    with _environment(ours, defaults), _signals_kept():
         config, command, arguments = _configure(options, start_timeout)
         entry, arguments = (command, arguments) if function is None else (_as_rank, [function, *args])
         try:
@@ -146,26 +160,6 @@ def _run(
         except (RendezvousError, DistError) as error:
             raise PeerLost(f"the {options.nnodes} machines did not meet: {brief(error)}") from error
     return [results[rank] for rank in sorted(results)]
-
-
-def _run_as_rank_script(options: argparse.Namespace) -> None:
-    """Have each process run the script by way of rank_script.py."""
-    script = options.training_script
-    if options.by_torch:
-        return
-    if not options.module and not Path(script).is_file():
-        raise SettingError(f"there is no script {script!r}")
-    options.training_script_args = [*(["-m"] if options.module else []), script, *options.training_script_args]
-    options.training_script, options.module = "exogym.local.rank_script", True
-
-
-def _number_of_processes(options: argparse.Namespace) -> int:
-    try:
-        number = run.determine_local_world_size(options.nproc_per_node)
-    except ValueError as error:
-        raise SettingError(f"nproc-per-node: {error}") from None
-    at_least("nproc-per-node", number, 1)
-    return number
 
 
 def _configure(options: argparse.Namespace, start_timeout: float | None) -> tuple[LaunchConfig, Any, list[Any]]:
@@ -187,7 +181,7 @@ def _configure(options: argparse.Namespace, start_timeout: float | None) -> tupl
 
 
 def _as_rank(function: Callable[..., Any], *args: Any) -> Any:
-    end_with_parent()
+    end_with_launcher()
     return function(*args)
 
 
@@ -221,16 +215,24 @@ def _signals_kept() -> Iterator[None]:
 def _told(error: ChildFailedError) -> str:
     """Tell which rank failed first, and its traceback if it had one."""
     failures = _failures(error)
-    told = {rank: _traceback(failure) for rank, failure in failures.items()}
+    exceptions: dict[int, dict[str, Any]] = {}  # what processes wrote down of theirs
+    told = {}
+    for rank, failure in failures.items():
+        written = failure.error_file_data.get("message")
+        if isinstance(written, dict) and written:
+            exceptions[rank] = written
+            told[rank] = written.get("extraInfo", {}).get("py_callstack") or str(written.get("message"))
+        else:
+            told[rank] = failure.message if failure.exitcode < 0 else "it ended without an exception"
 
     def order(rank: int) -> tuple[bool, float]:
         """Ranks that lost another, or were stopped for another, come last: times are in whole seconds."""
-        was_stopped = failures[rank].exitcode == -signal.SIGTERM and not _exception(failures[rank])
+        was_stopped = failures[rank].exitcode == -signal.SIGTERM and rank not in exceptions
         return PeerLost.__name__ in told[rank] or was_stopped, failures[rank].timestamp
 
     first = min(told, key=order)
     # One with an exception that has a signal's status was stopped on its way out.
-    status = 1 if _exception(failures[first]) and failures[first].exitcode < 0 else failures[first].exitcode
+    status = 1 if first in exceptions and failures[first].exitcode < 0 else failures[first].exitcode
     return f"rank {first} failed with status {status}: {told[first]}"
 
 
@@ -246,16 +248,89 @@ def _failures(error: ChildFailedError) -> dict[int, ProcessFailure]:
     return found
 
 
-def _exception(failure: ProcessFailure) -> dict[str, Any] | None:
-    """Return what the process wrote down of its exception."""
-    written = failure.error_file_data.get("message")
-    return written if isinstance(written, dict) else None
+# In a process of the launch: the group that it forms with the others.
+
+_store: dist.Store | None = None
+_groups = count()
 
 
-def _traceback(failure: ProcessFailure) -> str:
-    if written := _exception(failure):
-        return written.get("extraInfo", {}).get("py_callstack") or str(written.get("message"))
-    return failure.message if failure.exitcode < 0 else "it ended without an exception"
+def rank() -> int:
+    return int(os.environ.get("RANK", 0))
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def init(backend: str | None = None, *, timeout: float = DEFAULT_TIMEOUT) -> Comm:
+    """Join the default group of torch.distributed with all processes of the launch, unless this one already has.
+
+    backend: as `--backend` if not given. timeout: seconds that a rank waits for the slowest. Returns what
+    `exogym.strategy.communicate` uses now: its `rank` and `world_size`. Raises SettingError, PeerLost.
+    """
+    if not dist.is_initialized():
+        backend = one_of("backend", backend or os.environ.get(BACKEND) or "gloo", _backends())
+        if backend == "nccl":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        wait = timedelta(seconds=timeout)
+        try:
+            store = dist.PrefixStore(_next_group(), meeting_store(timeout))
+            options = gloo_options(wait, own_address()) if backend == "gloo" else None
+            dist.init_process_group(
+                backend, store=store, rank=rank(), world_size=world_size(), timeout=wait, pg_options=options
+            )
+        except RuntimeError as error:
+            raise PeerLost(f"rank {rank()} of {world_size()} could not join the group: {brief(error)}") from error
+        atexit.register(leave_default_group)
+    return communicate.current()
+
+
+def join(timeout: float = DEFAULT_TIMEOUT) -> Comm:
+    """Form a new group of all processes of the launch, beside any others. Raises SettingError, PeerLost."""
+    if world_size() == 1:
+        return SingleComm()
+    try:
+        store = dist.PrefixStore(_next_group(), meeting_store(timeout))
+    except RuntimeError as error:
+        raise PeerLost(f"rank {rank()} of {world_size()} cannot reach the others: {brief(error)}") from error
+    return ProcessGroupComm(rank=rank(), world_size=world_size(), store=store, address=own_address(), timeout=timeout)
+
+
+def meeting_store(timeout: float) -> dist.Store:
+    """Return the store where the processes of the launch meet. Raises SettingError, RuntimeError."""
+    global _store
+    if _store is None and world_size() == 1:
+        _store = dist.HashStore()
+    elif _store is None and dist.is_initialized():
+        _store = dist.distributed_c10d._get_default_store()
+    elif _store is None:
+        try:
+            _store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+        except ValueError as error:
+            raise SettingError(f"this process was not launched as it should be: {error}") from None
+    return _store
+
+
+def own_address() -> str | None:
+    """Return this machine's IPv4 address on the way to where all meet; None if gloo is to take GLOO_SOCKET_IFNAME's."""
+    master = os.environ.get("MASTER_ADDR")
+    if "GLOO_SOCKET_IFNAME" in os.environ or not master:
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting sends nothing
+        try:
+            probe.connect((master, int(os.environ.get("MASTER_PORT") or 1)))
+        except OSError as error:
+            raise SettingError(f"MASTER_ADDR = {master} cannot be reached over IPv4: {error}") from None
+        return str(probe.getsockname()[0])
+
+
+def _next_group() -> str:
+    """Return a name for each group that forms, the same on all ranks; a launch that is restarted keeps its store."""
+    return f"exogym/{os.environ.get(RESTARTS, 0)}/{next(_groups)}"
+
+
+def _backends() -> list[str]:
+    return [known for known in dist.Backend.backend_list if known != dist.Backend.UNDEFINED]
 
 
 if __name__ == "__main__":

@@ -1,19 +1,34 @@
-"""Forward and backward of one rank's micro-batches."""
+"""Forward and backward of one rank's micro-batches, and how large they can be: measured before it trains."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from exogym import device as devices
+from exogym.errors import ExogymError, OutOfMemory, SettingError
 from exogym.flat import FlatParameters
 from exogym.logger.event import Mean
-from exogym.samplers.batches import Batch, count_samples, sample_ids, tensors, to_device
+from exogym.samplers.batches import Batch, DatasetSamples, count_samples, sample_ids, tensors, to_device
+
+USAGE = 0.8  # of the memory available, unless somebody says how much
+GROWTH = 1.15  # of what a sample takes, from the first step to later ones, when freed memory lies in pieces (CPU: 1.13)
+CERTAIN = 0.5  # of the room: what is expected to take more is tried
+TWO = 2  # samples of the first pass: BatchNorm cannot train on one
+FEW = 4  # samples that tell, beside the first, what one more takes
+CLOSE = 1.1  # times what fits: a better guess is not worth a pass
+FLOAT = 4  # bytes
+# For each trained parameter, after the first step: AdamW's moments (8), on the CPU the strategy's flats (12), and
+# copies while the optimizer steps and while a checkpoint is written.
+LATER_BYTES = {"cpu": 40, "mps": 40, "cuda": 16}
 
 
 class Forward:
@@ -56,7 +71,7 @@ def accumulate(
     batches: list[Batch],
     forward: Forward,
     parameters: FlatParameters,
-    no_sync: Callable[[], AbstractContextManager] = nullcontext,
+    no_sync: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> StepWork:
     """Add their gradients up in `.grad`, each weighted. What gives no finite loss is left out, also from buffers.
 
@@ -69,7 +84,7 @@ def accumulate(
         buffers = parameters.read_buffers()
         loss, weight, samples = forward(batch)
         value = loss.item() if weight > 0 else 0.0  # a mean over no token at all is NaN
-        if not isfinite(value):
+        if not math.isfinite(value):
             parameters.write_buffers(buffers)
             work.not_finite += ids if work.not_finite else [f"the loss is {value}", *ids]
             continue
@@ -79,3 +94,180 @@ def accumulate(
             work.loss.add(value * weight, weight)
         work.samples += samples
     return work
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """The part of a device's memory that this rank may take: `most` bytes, of what device.memory_in_use counts.
+
+    told: how much that is, and of what.
+    """
+
+    device: torch.device
+    most: int
+    told: str
+
+    @classmethod
+    def of(cls, device: torch.device, *, usage: float, sharing: int = 1, available: int | None = None) -> Memory:
+        """Divide what there is. sharing: ranks on this machine. available: to all of them, before they were started;
+        now, if None."""
+        devices.empty_cache(device)
+        resident = devices.memory_in_use(torch.device("cpu"))
+        held, limits = devices.memory_in_use(device), []
+        if own := devices.own_memory(device):
+            free, total = own
+            limits.append(usage * min(free + held, total / devices.sharers(device, sharing)))
+        if device.type != "cuda":  # on a Mac the GPU has no memory of its own
+            elsewhere = held - resident if device.type != "cpu" else 0
+            room = usage * (devices.available_memory() if available is None else available) / sharing
+            limits.append(room + elsewhere + (resident if available is None else 0))
+        most, among = max(0, int(min(limits))), f" to {sharing} ranks" if sharing > 1 else ""
+        told = f"{most / 1e9:.2f} GB on {device} (max_memory_usage = {usage:g} of what is available{among})"
+        return cls(device=device, most=most, told=told)
+
+
+class _Full(Exception):
+    """More than there is room for is in use."""
+
+
+def peak_of(one_pass: Callable[[], None], model: nn.Module, device: torch.device, limit: int) -> tuple[int, bool]:
+    """Measure the bytes in use on the device at the peak of a forward and backward pass of the model.
+
+    The second value tells whether the pass was broken off: more than `limit` bytes were in use as a module was called,
+    or the allocator had no more. Gradients are dropped.
+    """
+
+    def look(*_call: object) -> None:
+        if devices.memory_in_use(device) > limit:
+            raise _Full
+
+    is_full = False
+    with devices.PeakMemory(device) as peak:
+        looking = register_module_forward_pre_hook(look)
+        try:
+            one_pass()
+        except Exception as error:
+            is_full = isinstance(error, _Full) or devices.is_out_of_memory(error)
+            if not is_full:
+                raise
+        finally:
+            looking.remove()
+            model.zero_grad(set_to_none=True)
+    return peak.bytes, is_full
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Forward and backward passes with samples of the first epoch; `alive` is called before each."""
+
+    model: nn.Module
+    samples: DatasetSamples
+    memory: Memory
+    precision: str
+    alive: Callable[[], None] = lambda: None
+
+    def peak(self, count: int) -> int | None:
+        """Return the bytes in use at the peak of a pass of `count` samples; None if there is no room for it."""
+        self.alive()
+        peak, is_full = peak_of(lambda: self.run(count), self.model, self.memory.device, self.memory.most)
+        return None if is_full or peak > self.memory.most else peak
+
+    def run(self, count: int) -> None:
+        order = self.samples.order(0)
+        numbers = order[torch.arange(count) % len(order)].tolist()
+        forward = Forward(self.model, self.memory.device, self.precision)
+        for batch in next(iter(self.samples.read([numbers]))):
+            loss, weight, _ = forward(batch)
+            (loss * weight).backward()
+
+
+def samples_at_once(trial: Trial, wanted: int) -> int:
+    """Return the most samples, up to `wanted`, whose passes fit into memory, now and at every later step.
+
+    In equal parts of `wanted`. Leaves the model, its gradients and the random generators as they were. A model that
+    raises an error is not tried further: training will show it, if it was not only for the number of samples. Raises
+    OutOfMemory if not even one sample fits.
+    """
+    trained = sum(p.numel() for p in trial.model.parameters() if p.requires_grad)
+    if not trained:
+        return wanted
+    later = trained * LATER_BYTES.get(trial.memory.device.type, LATER_BYTES["cpu"])
+    try:
+        with untouched(trial.model, trial.memory.device):
+            trial.model.train()
+            fits = _search(trial, wanted, trial.memory.most - later, kept=trained * FLOAT)
+    except ExogymError:
+        raise
+    except Exception:  # a boundary: the user's model and data
+        return wanted
+    return math.ceil(wanted / math.ceil(wanted / fits))
+
+
+def _search(trial: Trial, wanted: int, room: int, kept: int) -> int:
+    """kept: taken too where a batch has several passes, by gradients."""
+    fewest, lowest = _smallest(trial, min(TWO, wanted), room)
+    fits = fewest
+    too_many, count = wanted + 1, min(FEW, wanted)
+    while fits < count and (fits == fewest or count > CLOSE * fits):
+        peak = trial.peak(count)
+        if peak is None or peak > (room if count == wanted else room - kept):
+            too_many, count = count, (fits + count) // 2
+            continue
+        fits = count
+        more = max(1.0, GROWTH * (peak - lowest) / (count - fewest))
+        expected = (wanted - fewest) * more
+        if too_many > wanted and expected < CERTAIN * (room - lowest):
+            return wanted
+        if too_many > wanted and lowest + expected <= room:
+            count = wanted
+        else:
+            count = min(fewest + int((room - kept - lowest) / more), too_many - 1)
+    return fits
+
+
+def _smallest(trial: Trial, count: int, room: int) -> tuple[int, int]:
+    """Return (`count` samples, or one if they do not fit; bytes of a pass of so many). Raises OutOfMemory."""
+    trial.peak(count)  # what only a first pass takes would hide what a sample does
+    for fewer in range(count, 0, -1):
+        peak = trial.peak(fewer)
+        if peak is not None and peak <= room:
+            return fewer, peak
+    needed = "more memory" if peak is None else f"{(peak + trial.memory.most - room) / 1e9:.2f} GB, more"
+    what = f"training with a single sample at a time needs {needed}"
+    raise OutOfMemory(
+        f"{what} than {trial.memory.told}: use fewer ranks, a smaller model, or a larger max_memory_usage"
+    )
+
+
+@contextmanager
+def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Leave the model and the random generators as they were, and of its modules' attributes also the contents of plain
+    dicts, lists and sets. Raises SettingError if a parameter was changed."""
+
+    def containers(module: nn.Module) -> list[tuple[Any, Any]]:
+        values = [value for value in vars(module).values() if isinstance(value, (dict, list, set))]
+        return [(value, copy.copy(value)) for value in values]
+
+    before = [(module, dict(vars(module)), containers(module)) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    parameters = [(name, p, p.grad, p._version) for name, p in model.named_parameters()]
+    model.zero_grad(set_to_none=True)
+    with devices.random_state_kept(device):
+        try:
+            yield
+        finally:
+            for module, attributes, contents in before:
+                vars(module).clear()
+                vars(module).update(attributes)
+                for container, content in contents:
+                    container.clear()
+                    (container.extend if isinstance(container, list) else container.update)(content)
+            for buffer, values in buffers:
+                buffer.copy_(values)
+            for _, parameter, gradient, _ in parameters:
+                parameter.grad = gradient
+            devices.empty_cache(device)
+    if changed := [name for name, p, _, version in parameters if p._version != version]:
+        raise SettingError(
+            f"a forward pass changes the parameter {changed[0]}, so its memory cannot be tried: give minibatch_size"
+        )

@@ -32,7 +32,7 @@ class LoopSettings:
     none, the newest that any has is given to the others, whose inner optimizers start anew; if nobody has one, training
     starts from the beginning. Epochs, ranks and device may be others then; another model, strategy or data set is
     refused.
-    log_correlation: agreements from one measurement of how alike the ranks' weights are to the next (validation.py);
+    log_correlation: agreements from one measurement of how alike the ranks' weights are to the next (rounds/round.py);
     0: never. With a strategy whose ranks have the same weights at every step there is nothing to measure.
     early_stopping: validations in a row without a new lowest loss, after which training ends; 0: never.
     keep_best: at the end the model has the weights of the validation with the lowest loss, not the last ones. Each rank

@@ -14,21 +14,17 @@ from exogym.config import refuse
 from exogym.errors import ExogymError, Rejoined
 from exogym.flat import digest
 from exogym.logger.event import Events, Mean, NullLogger
-from exogym.membership.messages import END
+from exogym.membership import END
 from exogym.micro_batches import Forward, StepWork, accumulate
-from exogym.rounds.hidden import HiddenRound
-from exogym.rounds.progress import NonFiniteGuard, Progress
-from exogym.rounds.round import Round
+from exogym.rounds.progress import Progress, Validation, modes_kept
+from exogym.rounds.round import HiddenRound, Round
 from exogym.rounds.shares import Shares
-from exogym.rounds.validation import Validation, modes_kept
 from exogym.samplers.batches import Batch, BatchSource
 from exogym.samplers.elastic import sampler_of
 from exogym.settings import LoopSettings
 from exogym.state.checkpoint import Checkpoints
-from exogym.state.node_state import NodeState
-from exogym.state.position import RunLength
-from exogym.state.saved_states import RESCUE_S, SavedStates
-from exogym.state.state_sync import remove_drift, sync_state
+from exogym.state.node_state import NodeState, RunLength
+from exogym.state.state_sync import RESCUE_S, SavedStates, remove_drift, sync_state
 from exogym.strategy.strategy import StepResult, Strategy
 
 
@@ -95,7 +91,6 @@ class TrainNode:
         self.progress = Progress(events or NullLogger(), comm, self.state)
         self.saved = SavedStates(checkpoints, self.state, comm, resume=settings.resume, emit=self.progress.emit)
         self.forward = Forward(model, self.device, settings.precision)
-        self.guard = NonFiniteGuard(self.progress)
         self.validation = Validation(
             val, model, self.forward, comm, self.state, self.progress, keep_best=settings.keep_best
         )
@@ -125,6 +120,7 @@ class TrainNode:
                 self.saved.note_written(at_once=True)
             finally:
                 self.strategy.close()
+        best = None if best_step is None else state.best_weights
         return TrainResult(
             steps=state.now.step,
             rounds=state.now.rounds,
@@ -132,7 +128,7 @@ class TrainNode:
             train_loss=state.loss.value(),
             val_loss=state.now.val_loss if best_step is None else state.now.best_loss,
             best_step=best_step,
-            digest=digest(self.strategy.agreed_weights() if best_step is None else state.best_weights),
+            digest=digest(self.strategy.agreed_weights() if best is None else best),
             stopped=stopped,
             bytes_sent=self.comm.bytes_sent,
             seconds=time.perf_counter() - started,
@@ -160,7 +156,10 @@ class TrainNode:
         stopped = self._begin()
         # What a lost rank had left undone in the last round is work again.
         while not stopped and (self.state.work_is_left or self.strategy.has_open_round):
-            stopped = self._make_steps() or self._end_open_round()
+            stopped = self._make_steps()
+            if not stopped and self.strategy.has_open_round:  # the end of the work has cut it off
+                self.round.note_spent()
+                stopped = self._end_round()
         self._come_to_same_weights(stopped)
         if not stopped and self.state.now.validated_at < self.state.now.step:
             self.validation.run()
@@ -180,7 +179,7 @@ class TrainNode:
             seconds = time.perf_counter() - started
             self.shares.speed.add(work.cost, seconds - (self.comm.seconds - communicated))
             self.progress.step_made(result, work, seconds=seconds, waiting=waited, device=self.device)
-            self.guard.check(result, work)
+            self.progress.check_finite(result, work)
             self.saved.note_written()
             if result.agreed and self._after_round(result):  # validate, save, share the work anew
                 return True
@@ -319,13 +318,10 @@ class TrainNode:
             self._at_agreed_point()
             return False
         self.round.note_spent()
-        return self.round.due() and self._after_round(self.round.commit(self.round.run(), StepResult()))
+        return self.round.due() and self._end_round()
 
-    def _end_open_round(self) -> bool:
-        """End the round that the end of the work has cut off. True if somebody asked to stop."""
-        if not self.strategy.has_open_round:
-            return False
-        self.round.note_spent()
+    def _end_round(self) -> bool:
+        """End a round without a step. True if somebody asked to stop."""
         return self._after_round(self.round.commit(self.round.run(), StepResult()))
 
     def _come_to_same_weights(self, stopped: bool) -> None:

@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -22,11 +23,11 @@ from exogym.comm.comm import DEFAULT_TIMEOUT, Comm, SingleComm
 from exogym.comm.process_group import LOOPBACK, ProcessGroupComm, join_local_store, local_store
 from exogym.config import check_keys, refuse
 from exogym.errors import SettingError
-from exogym.local.launched import join, world_size
-from exogym.local.launched import rank as rank_of_launch
-from exogym.local.nodes import run_nodes
+from exogym.launch import join, world_size
+from exogym.launch import rank as rank_of_launch
 from exogym.logger import ConsoleLogger, Events, NullLogger
-from exogym.minibatch import USAGE, Memory, Trial, samples_at_once
+from exogym.micro_batches import USAGE, Memory, Trial, samples_at_once
+from exogym.nodes import run_nodes
 from exogym.samplers.batches import BatchSource, DatasetBatches, DatasetSamples
 from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import FitSettings, fit_settings
@@ -35,7 +36,7 @@ from exogym.strategy.strategy import Strategy
 from exogym.train_node import TrainNode, TrainResult
 
 # A dataset to share among ranks, a factory (rank, num_nodes, train_dataset) of each rank's own, or ready batches.
-DataSource = Dataset | BatchSource | Callable[[int, int, bool], Dataset | BatchSource]
+DataSource = Dataset[Any] | BatchSource | Callable[[int, int, bool], Dataset[Any] | BatchSource]
 
 
 class Trainer(ABC):
@@ -73,7 +74,8 @@ class Trainer(ABC):
             here = comm.rank, comm.world_size, settings
             train = samples_of(self.train_dataset, *here, training=True)
             val = samples_of(self.val_dataset, *here, training=False)
-            self._choose_minibatch(train, val, comm, settings, events or NullLogger())
+            assert train is not None  # SettingError otherwise
+            self._choose_minibatch(train, val, comm, settings, device, events or NullLogger())
             folder, keep = settings.save_dir, settings.keep_checkpoints
             self.node = TrainNode(
                 self.model,
@@ -81,7 +83,7 @@ class Trainer(ABC):
                 copy.deepcopy(settings.strategy),
                 _shared(train, comm),
                 settings,
-                val=_shared(val, comm),
+                val=None if val is None else _shared(val, comm),
                 events=events,
                 should_stop=should_stop,
                 checkpoints=Checkpoints(folder, comm.members[comm.rank], keep=keep) if folder else None,
@@ -96,13 +98,13 @@ class Trainer(ABC):
         val: DatasetSamples | BatchSource | None,
         comm: Comm,
         settings: FitSettings,
+        device: torch.device,
         events: Events,
     ) -> None:
         """Have as many samples computed at once as fit into memory, unless somebody has said how many."""
         given, usage = settings.samples_at_once, settings.max_memory_usage
         if not isinstance(train, DatasetSamples) or not len(train) or (given and not usage):
             return
-        device = torch.device(settings.device)
         self.model.to(device)
         memory = self._memory(device, usage or USAGE)
         trial = Trial(self.model, train, memory, settings.precision, comm.alive)
@@ -239,8 +241,9 @@ class LaunchedTrainer(Trainer):
 
 
 @contextmanager
-def _open_logger(logger: Events | None, log_interval: int | None) -> Iterator[Events]:
+def _open_logger(given: Events | None, log_interval: int | None) -> Iterator[Events]:
     """Return the logger to use, closed afterwards if it can be."""
+    logger: Any = given
     if logger is None:
         is_wanted = log_interval is not None or sys.stdout.isatty()
         logger = ConsoleLogger() if is_wanted else NullLogger()
@@ -255,9 +258,9 @@ def _open_logger(logger: Events | None, log_interval: int | None) -> Iterator[Ev
             close()
 
 
-def _shared(samples: DatasetSamples | BatchSource | None, comm: Comm) -> BatchSource | None:
+def _shared(samples: DatasetSamples | BatchSource, comm: Comm) -> BatchSource:
     """Share a data set that all ranks have among them."""
-    if samples is None or isinstance(samples, BatchSource):
+    if isinstance(samples, BatchSource):
         return samples
     return ElasticSampler(samples, comm.members, comm.members[comm.rank])
 
@@ -287,10 +290,10 @@ def call_factory(factory: Callable[..., Any], rank: int, num_nodes: int, trainin
 
 
 def samples_of(
-    data: DataSource | None, rank: int, num_nodes: int, settings: FitSettings, *, training: bool
+    source: DataSource | None, rank: int, num_nodes: int, settings: FitSettings, *, training: bool
 ) -> DatasetSamples | BatchSource | None:
     """Return what rank `rank` trains or validates on. DatasetBatches are its own, DatasetSamples are all ranks'."""
-    name, own = "train_dataset" if training else "val_dataset", is_factory(data)
+    name, own, data = "train_dataset" if training else "val_dataset", is_factory(source), cast(Any, source)
     if own:
         data = call_factory(data, rank, num_nodes, training)
     if data is None and not (own or training):
@@ -299,32 +302,22 @@ def samples_of(
     if data is None:
         raise SettingError(f"{name} is None, or its factory returned None")
     if isinstance(data, BatchSource):
-        _refuse_sizes(data, settings, training=training)
+        sizes = ("minibatch_size", "gradient_accumulation", "max_memory_usage") if training else ("val_size",)
+        refuse(f"{type(data).__name__} makes its own batches", **{name: getattr(settings, name) for name in sizes})
         return data
-    kind = DatasetBatches if own else DatasetSamples
-    more = {"may_be_lengthened": training} if own else {}
-    samples = kind(
-        data if training else _part(data, settings.val_size),
+    size = None if training else settings.val_size
+    if size is not None and hasattr(data, "__len__") and size < len(data):
+        # Spread evenly: what is sorted by class is not cut off then.
+        data = Subset(data, [n * len(data) // size for n in range(size)])
+    kind: Any = partial(DatasetBatches, may_be_lengthened=training) if own else DatasetSamples
+    samples: DatasetSamples | DatasetBatches = kind(
+        data,
         batch_size=settings.batch_size,
         minibatch_size=settings.samples_at_once,
         shuffle=training and settings.shuffle,
         seed=settings.seed,
         tells_epoch=training,
-        **more,
     )
     if not len(samples) and not own:
-        raise SettingError(f"{name} is empty: {type(data).__name__} has no sample")
+        raise SettingError(f"{name} is empty: {type(source).__name__} has no sample")
     return samples
-
-
-def _part(data: Dataset, size: int | None) -> Dataset:
-    """Take `size` samples, spread evenly: what is sorted by class is not cut off then."""
-    if size is None or not hasattr(data, "__len__") or size >= len(data):
-        return data
-    return Subset(data, [n * len(data) // size for n in range(size)])
-
-
-def _refuse_sizes(data: BatchSource, settings: FitSettings, *, training: bool) -> None:
-    """Refuse sizes of batches, as a BatchSource makes its batches itself."""
-    sizes = ("minibatch_size", "gradient_accumulation", "max_memory_usage") if training else ("val_size",)
-    refuse(f"{type(data).__name__} makes its own batches", **{name: getattr(settings, name) for name in sizes})

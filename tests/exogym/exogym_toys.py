@@ -25,10 +25,10 @@ from exogym import (
     Strategy,
     TrainNode,
 )
+from exogym.comm.comm import ThreadComm
 from exogym.comm.process_group import LOOPBACK, ProcessGroupComm, join_local_store, local_store
-from exogym.comm.threads import ThreadComm
 from exogym.errors import PeerLost
-from exogym.membership.messages import ROUND
+from exogym.membership import ROUND
 from exogym.rounds.shares import Measured, Speed
 from exogym.strategy.federated_averaging import AveragingCommunicator
 from exogym.strategy.sparta import SparseCommunicator
@@ -180,6 +180,13 @@ class Steps:
         yield from self.steps
 
 
+class Resumable(Steps):
+    """It can begin in the middle of an epoch."""
+
+    def epoch(self, epoch: int, *, first_step: int = 0):
+        yield from self.steps[first_step:]
+
+
 class GivenSpeed(Speed):
     """Whatever the clock says."""
 
@@ -223,6 +230,16 @@ def token_batch(samples: int, seed: int) -> dict[str, torch.Tensor]:
     lengths = torch.randint(1, 7, (samples, 1), generator=generator)
     labels = torch.where(torch.arange(6) < lengths, (inputs * 3 + 1) % 11, -100)
     return {"inputs": inputs, "labels": labels}
+
+
+class Sentences(torch.utils.data.Dataset):
+    """For Tokens: 24 of them."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, i):
+        return {key: value[0] for key, value in token_batch(1, seed=i).items()}
 
 
 def join_batches(batches: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

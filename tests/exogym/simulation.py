@@ -22,8 +22,7 @@ from exogym_toys import train_node
 from torch import nn
 
 from exogym import Checkpoints, ElasticSampler, TrainNode
-from exogym.comm.background import Background
-from exogym.comm.comm import Comm, SingleComm
+from exogym.comm.comm import Background, Comm, SingleComm
 from exogym.comm.elastic import ElasticComm
 from exogym.errors import PeerLost
 from exogym.membership.client import UNREACHED_S, CoordinatorClient
@@ -40,8 +39,7 @@ MOST_TURNS = 60_000
 FOREVER_S = 4000.0  # of virtual time without a commit
 TRACED = (
     *("train_node.py", "micro_batches.py"),
-    *("rounds/round.py", "rounds/hidden.py", "rounds/shares.py", "rounds/validation.py", "rounds/progress.py"),
-    *("node_state.py", "saved_states.py", "state_sync.py", "elastic.py"),
+    *("rounds/round.py", "rounds/shares.py", "rounds/progress.py", "node_state.py", "state_sync.py", "elastic.py"),
     *("diloco.py", "all_reduce.py", "buckets.py", "strategy.py", "optim.py", "communicate_optimize.py", "in_flight.py"),
     *("federated_averaging.py", "sparta.py", "parameter_server.py", "demo.py"),
 )

@@ -1,4 +1,3 @@
-import ast
 import functools
 import subprocess
 import sys
@@ -220,18 +219,6 @@ def test_schedules():
     cosine = ScheduleSpec(name="cosine")
     assert [round(cosine.factor(s, 4), 3) for s in range(5)] == [1.0, 0.854, 0.5, 0.146, 0.0]
     assert ScheduleSpec().factor(99, 100) == 1.0
-
-
-def test_exogym_imports_nothing_of_the_app():
-    for path in Path("gym").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            modules = [node.module] if isinstance(node, ast.ImportFrom) else []
-            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            assert not {"whisper_tuner", "distributed"} & {str(m).split(".")[0] for m in modules}, path
-
-
-def test_gym_is_no_package():
-    assert not Path("gym/__init__.py").exists()
 
 
 def test_settings_of_ones_own_need_not_be_made_by_setting():

@@ -197,7 +197,7 @@ def check_end(world: World, job: Job, hosts=()) -> None:
 
 
 @both
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_with_auto_shares_a_crash_and_a_sleep_in_one_round_of_a_later_epoch(tmp_path, strategy, seed):
     """Both came back, and one shared speeds anew while the other trained."""
     job = replace(PLAIN, strategy=strategy, auto=True)
@@ -255,7 +255,7 @@ def test_a_host_that_kept_a_round_meets_others_that_lost_it_and_made_it_again(tm
 
 
 @both
-@pytest.mark.parametrize("asleep_s", [70.0, 90.0, 110.0, 130.0, 150.0])
+@pytest.mark.parametrize("asleep_s", [70.0, 110.0, 150.0])
 def test_a_sleeper_comes_back_to_others_that_had_to_go_back_to_a_checkpoint(tmp_path, strategy, asleep_s):
     """It may then remember the same round as they do, with other weights."""
     job = replace(PLAIN, strategy=strategy, checkpoint_interval=3, clips=60)
@@ -270,7 +270,7 @@ def test_a_sleeper_comes_back_to_others_that_had_to_go_back_to_a_checkpoint(tmp_
     check_end(live(job, tmp_path, acts), job)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(0, 20, 2))
 def test_lost_after_a_stop_inside_a_round(tmp_path, seed):
     """The others went on from weights that the stop had forced, with what was done before: clips counted twice."""
     job = replace(PLAIN, strategy=lambda: DiLoCoStrategy(lr=0.05, H=5), checkpoint_interval=1)
@@ -312,7 +312,9 @@ def test_a_newcomer_that_was_given_the_state_and_crashes_has_it_when_it_is_alone
 
 
 @both
-@pytest.mark.parametrize("lines", range(0, 2530, 13))
+@pytest.mark.parametrize(
+    "lines", [pytest.param(n, marks=[] if n % 52 == 0 else pytest.mark.slow) for n in range(0, 2530, 13)]
+)
 def test_a_rescue_at_any_line_saves_a_state_that_holds_together(tmp_path, strategy, lines):
     """In the middle of a reshard it once saved half of it, and in the middle of a step one step too many."""
     job = replace(
@@ -346,7 +348,7 @@ def falls_asleep(world, host):
 @pytest.mark.parametrize("which", range(1, 6))
 def test_a_fault_while_gradients_travel_and_others_are_computed(tmp_path, act, which):
     job = replace(PLAIN, strategy=BOTH["allreduce"])
-    for seed in range(3):
+    for seed in range(2):
         disk = tmp_path / str(seed)
         world = live(job, disk, {("h1", "as it sends", which): act}, seed=seed)
         if world.dead:
@@ -379,7 +381,7 @@ def test_whether_a_round_ends_whole_is_asked_once(tmp_path):
 @pytest.mark.parametrize("act", [crash, crash_for_long, falls_asleep, launcher_dies, power_fails])
 @pytest.mark.parametrize("point", IN_FLIGHT, ids=str)
 def test_a_fault_while_an_exchange_travels(tmp_path, act, point):
-    for seed in range(3):
+    for seed in range(2):
         disk = tmp_path / str(seed)
         world = live(HIDDEN, disk, {("h1", *point): act}, seed=seed)
         if world.dead:
@@ -410,9 +412,14 @@ def test_what_ranks_made_while_an_exchange_travelled_is_void_where_one_is_lost(t
     assert max(ahead) > 0
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What a run comes to that nothing has stopped."""
+    return live(HIDDEN, tmp_path_factory.mktemp("whole")).results["h0"]
+
+
 @pytest.mark.parametrize("point", IN_FLIGHT, ids=str)
-def test_a_stop_while_an_exchange_travels_changes_nothing(tmp_path, point):
-    whole = live(HIDDEN, tmp_path / "whole").results["h0"]
+def test_a_stop_while_an_exchange_travels_changes_nothing(tmp_path, whole, point):
     live(HIDDEN, tmp_path / "run", {("h1", *point): lambda world, host: world.stop()})
     world = live(HIDDEN, tmp_path / "run", resume=True)
     check_end(world, HIDDEN, HOSTS)
@@ -424,10 +431,9 @@ def stops_by_itself(world, host):
 
 
 @pytest.mark.parametrize("step", range(1, 17))
-def test_a_stop_that_one_host_alone_is_asked_for_changes_nothing(tmp_path, step):
+def test_a_stop_that_one_host_alone_is_asked_for_changes_nothing(tmp_path, whole, step):
     """Whoever comes first to the end of a round decides, without waiting, whether it is cut short or hidden."""
-    whole = live(HIDDEN, tmp_path / "whole").results["h0"]
-    for seed in range(4):
+    for seed in range(2):
         disk = tmp_path / str(seed)
         stopped = live(HIDDEN, disk, {("h1", "after step", step): stops_by_itself}, seed=seed)
         assert all(result.stopped for result in stopped.results.values())
@@ -439,7 +445,7 @@ def test_a_stop_that_one_host_alone_is_asked_for_changes_nothing(tmp_path, step)
 @pytest.mark.parametrize("act", [crash, falls_asleep])
 @pytest.mark.parametrize("step", [2, 4, 6, 7, 8])
 def test_one_is_lost_while_another_stops(tmp_path, step, act):
-    for seed in range(6):
+    for seed in range(0, 6, 2):
         acts = {("h1", "after step", step): stops_by_itself, ("h2", "after step", 4 + seed): act}
         faults, disk = Script(acts), tmp_path / str(seed)
         World(HIDDEN, disk, random.Random(seed), resume=False, faults=faults).run()
@@ -486,8 +492,8 @@ def test_a_rescue_in_the_middle_of_a_round_reads_nothing_from_the_device(tmp_pat
     assert threads and None not in threads
 
 
-@pytest.mark.parametrize("clips", range(1, 8))
-@pytest.mark.parametrize("hosts", [3, 4, 5])
+@pytest.mark.parametrize("clips", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("hosts", [3, 5])
 def test_a_round_longer_than_an_epoch_of_few_clips_with_two_losses(tmp_path, clips, hosts):
     """An epoch that is done stood between others that were not, and had no steps: the loop never ended."""
     for first in range(1, 5):

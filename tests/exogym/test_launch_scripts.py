@@ -16,7 +16,7 @@ from exogym_toys import Points
 from launched_script import SETTINGS, Normed, strategy, whole
 
 from exogym import AllReduceStrategy, LaunchedTrainer, LocalTrainer, NodeFailed, SettingError
-from exogym.comm.default_group import leave_default_group
+from exogym.comm.process_group import leave_default_group
 from exogym.launch import init, launch, main
 from exogym.strategy import communicate
 

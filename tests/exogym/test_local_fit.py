@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from exogym_toys import Line, Points, Tokens, run_threads, token_batch, train_node
+from exogym_toys import Line, Points, Sentences, Tokens, run_threads, train_node
 from torch import nn
 
 from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, LocalTrainer, SingleComm
@@ -273,7 +273,7 @@ def test_integer_buffers_are_handed_to_a_newcomer_and_not_compared(tmp_path, str
     ours, theirs = (one.state for one in made)
     theirs._buffers.write({"samples": torch.tensor(7)})
     theirs._agreed_buffers = theirs._buffers.read()
-    assert ours.fingerprint() == theirs.fingerprint()
+    assert ours.fingerprint_of(ours.agreed_state()) == theirs.fingerprint_of(theirs.agreed_state())
     assert theirs.agreed_state()["buffers"]["samples"] == 7
 
 
@@ -289,14 +289,6 @@ class Bf16(Tokens):
         return super().forward(batch)
 
 
-class Sentences(torch.utils.data.Dataset):
-    def __len__(self):
-        return 24
-
-    def __getitem__(self, i):
-        return {key: value[0] for key, value in token_batch(1, seed=i).items()}
-
-
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_trains_in_bf16(name):
     config, _ = STRATEGIES[name]
@@ -308,12 +300,6 @@ def test_every_strategy_trains_in_bf16(name):
     trainer.fit(strategy_of(config(lr=0.05)), logger=keep, **settings)
     assert losses[-1] < 0.5 * losses[0] and trainer.result.val_loss < 0.5 * losses[0]
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
-
-
-def test_bf16_on_two_nodes():
-    trainer = LocalTrainer(Bf16(), Sentences())
-    trainer.fit(DiLoCoStrategy(lr=0.05, H=2), num_nodes=2, batch_size=4, autocast="bf16", device="cpu")
-    assert len({result.digest for result in trainer.results}) == 1
 
 
 # loggers

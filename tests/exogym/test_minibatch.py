@@ -14,7 +14,7 @@ from torch import nn
 from exogym import AllReduceStrategy, LocalTrainer
 from exogym import device as devices
 from exogym.errors import OutOfMemory, SettingError
-from exogym.minibatch import Memory, Trial, samples_at_once
+from exogym.micro_batches import Memory, Trial, samples_at_once
 from exogym.samplers.batches import DatasetSamples
 
 CPU = torch.device("cpu")
@@ -79,7 +79,7 @@ def test_what_plainly_fits_is_not_cut_and_not_tried_whole():
 
 def _found(_comm, extra):
     """How many, what they take, and what they may take, in bytes."""
-    trial(Layers(), Pictures(), batch_size=8)._pass(8)  # what only a process's first pass takes is no part of it
+    trial(Layers(), Pictures(), batch_size=8).run(8)  # what only a process's first pass takes is no part of it
     tried = trial(Layers(), Pictures(), batch_size=128, extra=extra)
     limit = tried.memory.most + extra // 5
     found = samples_at_once(tried, 128)
@@ -89,7 +89,7 @@ def _found(_comm, extra):
 def _peak(tried, count):
     """Of one pass. Freed memory that lies in pieces makes that of some larger, by chance."""
     with devices.PeakMemory(CPU) as peak:
-        tried._pass(count)
+        tried.run(count)
     tried.model.zero_grad(set_to_none=True)
     return peak.bytes
 

@@ -275,22 +275,6 @@ def test_a_batch_without_a_single_token_is_no_work():
     assert events[1]["loss"] is None and events[1]["tokens"] == 0 and events[2]["loss"] > 0
 
 
-def test_bf16_autocast_keeps_float32_weights():
-    class Seen(Line):
-        def forward(self, batch):
-            x, y = batch
-            predicted = self.linear(x)
-            self.dtype = predicted.dtype
-            return ((predicted.float() - y) ** 2).mean()
-
-    model = Seen()
-    before = node(model=model, precision="bf16", epochs=20)[0].run().train_loss
-    assert model.dtype == torch.bfloat16 and model.linear.weight.dtype == torch.float32
-    assert before < 1
-    with pytest.raises(SettingError, match="precision"):
-        node(precision="fp16")[0].run()
-
-
 def test_a_source_that_breaks_its_promise():
     class Short(Steps):
         steps_per_epoch = 5
@@ -299,6 +283,8 @@ def test_a_source_that_breaks_its_promise():
         node(train=Short(steps_of(Points(8), 4).steps))[0].run()
     with pytest.raises(SettingError, match="nothing to train on"):
         node(train=Steps([]))
+    with pytest.raises(SettingError, match="precision"):
+        node(precision="fp16")
     with pytest.raises(SettingError, match="give num_epochs or max_steps"):
         train_node(Line(), SingleComm(), AllReduceStrategy(), steps_of(Points(4), 4), device="cpu")
 

@@ -1,53 +1,24 @@
 import multiprocessing
-import os
 import random
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 
 import numpy as np
-import psutil
 import pytest
 import torch
-from exogym_toys import Line, Points, Tokens, run_threads, token_batch
+from exogym_toys import Line, Points, Sentences, Tokens, run_threads
 
-from exogym import AllReduceStrategy, DiLoCoStrategy, FitSettings, LocalTrainer, LoopSettings, NodeFailed, Trainer
+from exogym import AllReduceStrategy, DiLoCoStrategy, FitSettings, LocalTrainer, LoopSettings, Trainer
+from exogym.comm.comm import ThreadComm, _Shared
 from exogym.comm.elastic import ElasticComm
-from exogym.comm.threads import ThreadComm, _Shared
 from exogym.errors import SettingError
 from exogym.flat import FlatParameters, digest
 from exogym.membership.client import CoordinatorClient
 from exogym.membership.coordinator import Coordinator
 
 
-class Sentences(torch.utils.data.Dataset):
-    def __len__(self):
-        return 24
-
-    def __getitem__(self, i):
-        return {key: value[0] for key, value in token_batch(1, seed=i).items()}
-
-
 def unequal_shares(rank, num_nodes, train_dataset):
     return Points((5 if rank else 12) if train_dataset else 4 + rank)
-
-
-def no_data_on_rank_1(rank, num_nodes, train_dataset):
-    if rank == 1:
-        raise FileNotFoundError("shard-1.csv")
-    return Points(16)
-
-
-class KilledAt(Points):
-    """Kills its own process when a node other than the first reads sample 3."""
-
-    def __getitem__(self, i):
-        if i == 3 and multiprocessing.current_process().name == "node 1":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(i)
 
 
 def test_two_nodes_train_and_the_model_comes_back():
@@ -196,20 +167,6 @@ def test_a_factorys_data_are_shuffled_anew_in_each_epoch():
     assert sorted(first) == sorted(second) == list(range(8)) and first != second and first != sorted(first)
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [(no_data_on_rank_1, "(?s)node 1 of 2.*FileNotFoundError: shard-1.csv"), (KilledAt(16), "node 1 of 2.*status -9")],
-)
-def test_a_failed_node_is_shown_and_nobody_is_left(data, message):
-    started = time.monotonic()
-    with pytest.raises(NodeFailed, match=message):
-        LocalTrainer(Line(), data).fit(
-            strategy=AllReduceStrategy(), num_epochs=4, num_nodes=2, batch_size=4, device="cpu", timeout=60
-        )
-    assert time.monotonic() - started < 40
-    assert not multiprocessing.active_children()
-
-
 def test_should_stop_reaches_the_nodes():
     seen = []
     trainer = LocalTrainer(Line(), Points(16))
@@ -224,31 +181,6 @@ def test_should_stop_reaches_the_nodes():
         timeout=60,
     )
     assert trainer.result.stopped and trainer.result.steps < 10**6
-
-
-def test_nodes_die_with_a_killed_parent(tmp_path):
-    script = tmp_path / "forever.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            from exogym_toys import Line, Points
-            from exogym import DiLoCoStrategy, LocalTrainer
-            if __name__ == "__main__":
-                show = lambda event: print(event["type"], flush=True)
-                LocalTrainer(Line(), Points(16)).fit(
-                    strategy=DiLoCoStrategy(H=5), max_steps=10**9, num_nodes=2, device="cpu", logger=show)
-            """
-        )
-    )
-    here = os.path.dirname(__file__)  # noqa: PTH120
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([here, "gym"])}
-    parent = subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True)
-    assert parent.stdout.readline() == "start\n"
-    children = psutil.Process(parent.pid).children(recursive=True)
-    parent.kill()
-    parent.wait()
-    _, alive = psutil.wait_procs(children, timeout=10)
-    assert len(children) >= 2 and not alive
 
 
 def test_settings_that_cannot_be():

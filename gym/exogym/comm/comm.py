@@ -1,4 +1,4 @@
-"""Collectives of a group of ranks, whatever carries them, and the group of one rank.
+"""Collectives of a group of ranks, whatever carries them; the group of one rank, and that of threads.
 
 All tensors are flat, contiguous and on the CPU: strategy/communicate.py takes others. Every rank must make the same
 calls in the same order.
@@ -6,24 +6,25 @@ calls in the same order.
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import combinations
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from exogym.comm.background import Background, in_background
-from exogym.errors import ExogymError, RanksDiverged
+from exogym.errors import ExogymError, PeerLost, RanksDiverged
 
 DEFAULT_TIMEOUT = 300.0  # seconds; a rank waits this long for the slowest one before it gives the others up
 
 T = TypeVar("T")
-_of_thread = threading.local()
+Job = Callable[[], None]
+_of_thread = threading.local()  # comm: see `use`. is_background: this thread belongs to a Background
 
 
 class use:
@@ -41,8 +42,64 @@ class use:
 
 
 def comm_in_use() -> Comm | None:
-    """Return the communicator that was set with `use` in this thread."""
     return getattr(_of_thread, "comm", None)
+
+
+def in_background() -> bool:
+    """Say whether this thread belongs to a Background: nobody waits for what it does, unless in Background.wait."""
+    return getattr(_of_thread, "is_background", False)
+
+
+class Background:
+    """Runs jobs in a thread, one at a time, in the order in which they were put.
+
+    Once one has failed, the others are left out, until `wait` has raised its error.
+    waiting: gives the context in which a rank waits for others. interrupt: makes the job that is running fail soon.
+    """
+
+    def __init__(self, waiting: Callable[[], AbstractContextManager[None]], interrupt: Job):
+        self._waiting, self._interrupt = waiting, interrupt
+        self._jobs: queue.Queue[Job | None] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def put(self, job: Job) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="background collectives", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def wait(self) -> None:
+        """Wait until all is done."""
+        with self._waiting():
+            self._jobs.join()
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
+
+    def close(self) -> None:
+        """End the thread. What it is at is given up. May be called twice."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        if self._jobs.unfinished_tasks:
+            self._error = self._error or RuntimeError("closed")
+            self._interrupt()
+        self._jobs.put(None)
+        thread.join()
+        self._error = None
+
+    def _run(self) -> None:
+        _of_thread.is_background = True
+        while (job := self._jobs.get()) is not None:
+            try:
+                if self._error is None:
+                    job()
+            except BaseException as error:  # for the thread that waits
+                self._error = error
+            del job  # it may hold large tensors
+            self._jobs.task_done()
+        self._jobs.task_done()
 
 
 class Member(Protocol):
@@ -137,7 +194,7 @@ class Comm(ABC):
         """Two-phase commit of all ranks: run work() with its collectives, vote, wait for the others' votes.
 
         A group that survives losses runs work() again until all of its ranks have voted, so work() must not change what
-        it needs again. `kind` is one of those in membership/messages.py; what `about` makes of the result goes with the
+        it needs again. `kind` is one of those in membership/__init__.py; what `about` makes of the result goes with the
         vote.
         """
         return work()
@@ -194,11 +251,9 @@ class Comm(ABC):
     def interrupt(self) -> None:  # noqa: B027
         """Have this rank's collective raise PeerLost soon, from another thread. Nothing but `close` follows."""
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self) -> AbstractContextManager[None]:
         """Count what this rank waits for its background."""
-        with self._counted():
-            yield
+        return self._counted()
 
     def close(self) -> None:  # noqa: B027  (most have nothing to leave)
         """Leave. Safe after PeerLost and when called twice."""
@@ -239,6 +294,76 @@ class SingleComm(Comm):
         raise ExogymError("a group of one has nobody to receive from")
 
 
+class ThreadComm(Comm):
+    """One of N ranks that are threads of this process: for tests and for trying things out.
+
+    A rank that fails should `abort()`, which is PeerLost for the others.
+    """
+
+    def __init__(self, rank: int, shared: _Shared):
+        super().__init__()
+        self.rank, self.world_size, self._shared = rank, shared.size, shared
+
+    @classmethod
+    def group(cls, size: int, timeout: float = 60.0) -> list[ThreadComm]:
+        """Return the communicators of ranks 0 to size-1."""
+        shared = _Shared(size, timeout)
+        return [cls(rank, shared) for rank in range(size)]
+
+    def all_reduce_(self, flat: Tensor) -> None:
+        with self._counted(all_reduce_bytes(flat.nbytes, self.world_size)):
+            flat.copy_(torch.stack(self._exchange(flat)).sum(0))
+
+    def broadcast_(self, flat: Tensor, src: int = 0) -> None:
+        with self._counted(broadcast_bytes(flat.nbytes, self.world_size, self.rank, src)):
+            flat.copy_(self._exchange(flat)[src])
+
+    def all_gather(self, flat: Tensor) -> list[Tensor]:
+        with self._counted(all_gather_bytes(flat.nbytes, self.world_size)):
+            return [other.clone() for other in self._exchange(flat)]
+
+    def send(self, flat: Tensor, dst: int) -> None:
+        with self._counted(flat.nbytes):
+            self._shared.messages[self.rank, dst].put(flat.clone())
+
+    def recv(self, flat: Tensor, src: int) -> None:
+        with self._counted():
+            try:
+                flat.copy_(self._shared.messages[src, self.rank].get(timeout=self._shared.timeout))
+            except queue.Empty:
+                raise PeerLost(f"rank {self.rank} waited in vain for rank {src}") from None
+
+    def abort(self) -> None:
+        self._shared.barrier.abort()
+
+    def interrupt(self) -> None:
+        self.abort()
+
+    def _exchange(self, flat: Tensor) -> list[Tensor]:
+        """Return copies of all ranks' tensors."""
+        shared = self._shared
+        shared.slots[self.rank] = flat.clone()
+        try:
+            shared.barrier.wait(shared.timeout)
+            slots = list(shared.slots)
+            shared.barrier.wait(shared.timeout)
+        except threading.BrokenBarrierError:
+            raise PeerLost(f"rank {self.rank} of {self.world_size} lost a peer") from None
+        if any(t.shape != flat.shape or t.dtype != flat.dtype for t in slots):
+            raise ExogymError(f"ranks met in different collectives: {[(tuple(t.shape), t.dtype) for t in slots]}")
+        return slots
+
+
+class _Shared:
+    def __init__(self, size: int, timeout: float):
+        self.size, self.timeout = size, timeout
+        self.barrier = threading.Barrier(size)
+        self.slots: list[Tensor] = [torch.empty(0)] * size
+        self.messages: dict[tuple[int, int], queue.Queue[Tensor]] = {
+            (a, b): queue.Queue() for a in range(size) for b in range(size)
+        }
+
+
 def exchange(comm: Comm, parts: Sequence[Tensor], ranks: Sequence[int]) -> list[Tensor]:
     """Return what each of `ranks` has for this one, in rank order, where `parts` are what this one has for each.
 
@@ -258,21 +383,17 @@ def _exchange_in_pairs(comm: Comm, ranks: Sequence[int], sent: Sequence[Tensor],
     first, so all wait for an earlier pair only, and never in a circle.
     """
 
-    def send(place: int) -> None:
-        if sent[place].numel():
-            comm.send(sent[place], ranks[place])
-
-    def receive(place: int) -> None:
-        if received[place].numel():
-            comm.recv(received[place], ranks[place])
-
+    own = ranks.index(comm.rank)
     for lower, upper in combinations(range(len(ranks)), 2):
-        if comm.rank == ranks[lower]:
-            send(upper)
-            receive(upper)
-        elif comm.rank == ranks[upper]:
-            receive(lower)
-            send(lower)
+        if own not in (lower, upper):
+            continue
+        other = upper if own == lower else lower
+        if own == lower and sent[other].numel():
+            comm.send(sent[other], ranks[other])
+        if received[other].numel():
+            comm.recv(received[other], ranks[other])
+        if own == upper and sent[other].numel():
+            comm.send(sent[other], ranks[other])
 
 
 # What a rank sends in each collective, in bytes without headers, where one rank's tensor has `size` bytes. By the
@@ -290,4 +411,4 @@ def all_gather_bytes(size: int, ranks: int) -> int:
 def broadcast_bytes(size: int, ranks: int, rank: int, src: int) -> int:
     # In a binomial tree, those who have the tensor double with each turn, 1, 2, 4 and so on, counted from `src`.
     place, turns = (rank - src) % ranks, (ranks - 1).bit_length()
-    return size * sum(place < 2**turn and place + 2**turn < ranks for turn in range(turns))
+    return size * sum(place < 1 << turn and place + (1 << turn) < ranks for turn in range(turns))

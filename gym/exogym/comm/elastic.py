@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from exogym.comm.background import in_background
-from exogym.comm.comm import Comm, Member
+from exogym.comm.comm import Comm, Member, in_background
 from exogym.comm.process_group import POLL
 from exogym.errors import PeerLost, Rejoined, Stranger
+from exogym.membership import STATE_SYNC, Generation
 from exogym.membership.client import CoordinatorClient, Wait
-from exogym.membership.messages import STATE_SYNC, Generation
 
 T = TypeVar("T")
 ALIVE_EVERY_S = 5.0
@@ -46,31 +45,23 @@ class ElasticComm(Comm):
         self._client, self._send, self._connect = client, send, connect
         self._member: Member | None = None
         self._group: Comm | None = None
-        self._generation = Generation(0, tuple(hosts), "", False)  # as it will be if all of them come
-        self._vote = 0
+        self._become(Generation(0, tuple(hosts), "", False))  # as it will be if all of them come
         self._voted_ahead = (0, 0)  # generation, vote
         self._asked = (0, 0)  # generation, round
         self._digest: int | None = None
-        self._regroup_due = False
         self._was_replaced = False  # this rank's state, by that of the others, since it last said so
         self._said_alive = 0.0
+
+    def _become(self, generation: Generation) -> None:
+        """Be one of this generation, in which nobody has voted yet."""
+        self._generation, self.continues_round = generation, generation.continues_round
+        self.rank, self.world_size = generation.members.index(self.name), len(generation.members)
+        self._vote, self._regroup_due = 0, False
         self._said_exchange = False  # since the last vote
-
-    @property
-    def rank(self) -> int:
-        return self.members.index(self.name)
-
-    @property
-    def world_size(self) -> int:
-        return len(self.members)
 
     @property
     def members(self) -> tuple[str, ...]:
         return self._generation.members
-
-    @property
-    def continues_round(self) -> bool:
-        return self._generation.continues_round
 
     @property
     def generation(self) -> int:
@@ -110,10 +101,14 @@ class ElasticComm(Comm):
                 raise PeerLost(f"generation {self.generation} is over")
             except PeerLost as error:
                 self._give_up(error)
-                self._next_generation()
-                if not self.continues_round:
-                    raise self._begin_round() from None
-                self._check_replaced()
+                self._go_on_with_round()
+
+    def _go_on_with_round(self) -> None:
+        """Come to the next generation. Raises Rejoined if it begins a round, or this rank had fallen behind."""
+        self._next_generation()
+        if not self.continues_round:
+            raise self._begin_round() from None
+        self._check_replaced()
 
     def vote_ahead(self, kind: str, about: dict[str, Any]) -> None:
         self._voted_ahead = self.generation, self._vote
@@ -135,11 +130,8 @@ class ElasticComm(Comm):
             if is_cut is not None and not self._client.is_superseded(self.generation):
                 self.wait.ends()
                 return is_cut
-            self._leave()
-            self._next_generation()
-            if not self.continues_round:
-                raise self._begin_round()
-            self._check_replaced()
+            self.close()
+            self._go_on_with_round()
 
     def compare(self, digest: int, where: str) -> None:
         """Have the coordinator compare: it goes with the next vote."""
@@ -155,13 +147,13 @@ class ElasticComm(Comm):
 
     def regroup(self) -> None:
         if self._regroup_due:
-            self._leave()
+            self.close()
             self._next_generation()
             self._check_replaced()
 
     def check_for_call(self) -> None:
         if self._client.is_left_behind(self.generation):
-            self._leave()
+            self.close()
             self._next_generation()
             raise self._begin_round()
 
@@ -180,7 +172,10 @@ class ElasticComm(Comm):
             yield
 
     def close(self) -> None:
-        self._leave()
+        """Leave the group, as before a next generation."""
+        if self._group:
+            self._group.close()
+        self._group = None
 
     def _in_group(self, act: Callable[[Comm], T], flat: Tensor) -> T:
         if self._client.is_superseded(self.generation):
@@ -189,7 +184,9 @@ class ElasticComm(Comm):
             self._said_exchange = True
             self._send({"type": "exchange"})
         waits = nullcontext() if in_background() else self.wait.of(self.generation)
-        group, sent = self._group, self._group.bytes_sent
+        group = self._group
+        assert group is not None  # of a generation that goes on
+        sent = group.bytes_sent
         try:
             with self._counted(), waits:
                 return act(group)
@@ -198,12 +195,12 @@ class ElasticComm(Comm):
 
     def _next_generation(self) -> None:
         """Wait for the next one and come to one state with it; again, if it ends before all of it have."""
+        assert self._member is not None  # `join` comes first
         self.wait.begins(self.generation)
         while True:
             with self._counted():
                 generation = self._client.next_generation(after=self.generation)
-            self._generation, self._vote, self._regroup_due = generation, 0, False
-            self._said_exchange = False
+            self._become(generation)
             try:
                 self._group = self._form(generation)
                 self._digest, was_replaced = self._member.sync_state()
@@ -272,9 +269,4 @@ class ElasticComm(Comm):
         if not self._client.is_superseded(self.generation):
             about = {"message": str(error), "stranger": isinstance(error, Stranger)}
             self._send({"type": "trouble", "generation": self.generation, **about})
-        self._leave()
-
-    def _leave(self) -> None:
-        if self._group:
-            self._group.close()
-        self._group = None
+        self.close()

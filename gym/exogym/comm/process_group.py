@@ -1,6 +1,6 @@
-"""Ranks joined by gloo, and where those of one machine meet.
+"""Groups of torch.distributed: ranks joined by gloo, where those of one machine meet, and a script's default group.
 
-Beside default_group.py, the only file with collectives of torch.distributed.
+The only file with collectives of torch.distributed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,8 +36,20 @@ PROOF_BYTES = 32  # of SHA-256, and of a nonce
 # Once one rank has joined, the others are about to, for all have told where they listen. On its way to a host that may
 # wait behind audio, for as long as the host goes on without a word from its launcher: 23 s.
 PROVE_S = 30.0
-Start = Callable[[Tensor, float], "dist.Work | _Works"]  # of a buffer, within so many seconds
 Options = TypeVar("Options", dist.AllreduceOptions, dist.BroadcastOptions)
+
+
+class _Works:
+    """Sends and receives that go on at once."""
+
+    def __init__(self, *works: dist.Work):
+        self.all = works
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self.all)
+
+
+Start = Callable[[Tensor, float], Any]  # of a buffer, within so many seconds: dist.Work or _Works, as its wait takes
 
 
 class ProcessGroupComm(Comm):
@@ -72,12 +85,11 @@ class ProcessGroupComm(Comm):
         self._interrupted, self._is_interrupted = interrupted, False
         self._lost: PeerLost | None = None
         # gloo's own timeout is the same: the process of a rank that gave up cannot exit before it has passed.
-        wait = timedelta(seconds=timeout)
         try:
-            group = _gloo(store, rank, world_size, wait, address)
+            # Any: torch's stubs lack its methods. None once it is closed.
+            self._group: Any = _gloo(store, rank, world_size, timedelta(seconds=timeout), address)
         except RuntimeError as error:
             raise PeerLost(f"rank {rank} of {world_size} could not join the group: {brief(error)}") from error
-        self._group: dist.ProcessGroupGloo | None = group
         if key is not None:
             try:
                 self._prove(key)
@@ -111,12 +123,25 @@ class ProcessGroupComm(Comm):
         self._wait_whole(start, "the proof of who they are", PROVE_S, *coming.values(), *going.values())
         return {peer: bytes(part.tolist()) for peer, part in coming.items()}
 
+    # Before the pieces of a large tensor travel all ranks meet, with a value of which this rank sends so many bytes.
+
+    def _reducing_to_meet(self, flat: Tensor) -> int:
+        return all_reduce_bytes(_meeting(flat), self.world_size)
+
+    def _meet(self, what: str) -> None:
+        met = torch.zeros(1)
+        self._wait(lambda: self._reduce(met, self.timeout), what, self.timeout, met)
+
     def all_reduce_(self, flat: Tensor) -> None:
         with self._counted(all_reduce_bytes(flat.nbytes, self.world_size) + self._reducing_to_meet(flat)):
             self._in_pieces(flat, "all_reduce", self._reduce, meet=self._reduce)
 
+    def _reduce(self, part: Tensor, limit: float) -> dist.Work:
+        work: dist.Work = self._group.allreduce([part], _with_limit(dist.AllreduceOptions(), limit))
+        return work
+
     def broadcast_(self, flat: Tensor, src: int = 0) -> None:
-        def cast(part: Tensor, limit: float) -> dist.Work:
+        def cast(part: Tensor, limit: float) -> Any:
             options = _with_limit(dist.BroadcastOptions(), limit)
             options.rootRank, options.rootTensor = src, 0
             return self._group.broadcast([part], options)
@@ -125,51 +150,41 @@ class ProcessGroupComm(Comm):
         with self._counted(sent + self._reducing_to_meet(flat)):
             self._in_pieces(flat, "broadcast", cast, meet=self._reduce)
 
-    def _reducing_to_meet(self, flat: Tensor) -> int:
-        """Return bytes that this rank sends when all of them meet before the pieces of `flat` travel."""
-        return all_reduce_bytes(_meeting(flat), self.world_size)
-
-    def _reduce(self, part: Tensor, limit: float) -> dist.Work:
-        return self._group.allreduce([part], _with_limit(dist.AllreduceOptions(), limit))
-
     def all_gather(self, flat: Tensor) -> list[Tensor]:
+        """Gather a large tensor one piece after another: what is given up then are copies of one, see _in_pieces."""
+
+        def gather(mine: Tensor, gathered: list[Tensor], limit: float) -> None:
+            def start() -> Any:
+                return self._group.allgather(gathered, mine, timedelta(seconds=limit))
+
+            self._wait(start, "all_gather", limit, mine, *gathered)
+
         gathered = [torch.empty_like(flat) for _ in range(self.world_size)]
         sent = all_gather_bytes(flat.nbytes, self.world_size) + self._reducing_to_meet(flat)
         with self._counted(sent):
             if flat.nbytes <= WHOLE_BYTES:
-                self._gather(flat, gathered, self.timeout)
-            else:
-                self._gather_in_pieces(flat, gathered)
+                gather(flat, gathered, self.timeout)
+                return gathered
+            self._meet("all_gather")
+            size, limit = PIECE_BYTES // flat.element_size(), min(self.timeout, PIECE_S)
+            if self.world_size == 2:  # gloo sends first, see _swap
+                other = 1 - self.rank
+                gathered[self.rank].copy_(flat)
+                self._swap(flat, other, gathered[other], other, "all_gather", limit)
+                return gathered
+            for piece, *places in zip(flat.split(size), *(whole.split(size) for whole in gathered), strict=True):
+                parts = [torch.empty_like(piece) for _ in places]
+                gather(piece.clone(), parts, limit)
+                for place, part in zip(places, parts, strict=True):
+                    place.copy_(part)
         return gathered
-
-    def _gather_in_pieces(self, flat: Tensor, gathered: list[Tensor]) -> None:
-        """Gather one piece after another: what is given up in here are copies of one piece, see _in_pieces."""
-        met = torch.zeros(1)
-        self._wait(lambda: self._reduce(met, self.timeout), "all_gather", self.timeout, met)
-        size, limit = PIECE_BYTES // flat.element_size(), min(self.timeout, PIECE_S)
-        if self.world_size == 2:  # gloo sends first, see _swap
-            other = 1 - self.rank
-            gathered[self.rank].copy_(flat)
-            self._swap(flat, other, gathered[other], other, "all_gather", limit)
-            return
-        for piece, *places in zip(flat.split(size), *(whole.split(size) for whole in gathered), strict=True):
-            parts = [torch.empty_like(piece) for _ in places]
-            self._gather(piece.clone(), parts, limit)
-            for place, part in zip(places, parts, strict=True):
-                place.copy_(part)
-
-    def _gather(self, mine: Tensor, gathered: list[Tensor], limit: float) -> None:
-        def start() -> dist.Work:
-            return self._group.allgather(gathered, mine, timedelta(seconds=limit))
-
-        self._wait(start, "all_gather", limit, mine, *gathered)
 
     def all_to_all(self, flat: Tensor) -> Tensor:
         with self._counted(flat.nbytes // self.world_size * (self.world_size - 1) + self._reducing_to_meet(flat)):
             received, limit = torch.empty_like(flat), self.timeout
             if _meeting(flat):
-                met, limit = torch.zeros(1), min(self.timeout, PIECE_S)
-                self._wait(lambda: self._reduce(met, self.timeout), "all_to_all", self.timeout, met)
+                self._meet("all_to_all")
+                limit = min(self.timeout, PIECE_S)
             parts, places = flat.view(self.world_size, -1), received.view(self.world_size, -1)
             places[self.rank].copy_(parts[self.rank])
             for distance in range(1, self.world_size):
@@ -212,9 +227,9 @@ class ProcessGroupComm(Comm):
         self._is_interrupted = True
 
     def close(self) -> None:
-        if self._group is None:
-            return
         group, self._group = self._group, None
+        if group is None:
+            return
         if self._lost and self._work is not None:
             _abandon(group, self._work, self._buffers)
         self._work, self._buffers = None, ()
@@ -237,9 +252,10 @@ class ProcessGroupComm(Comm):
         parts = [piece.clone() for piece in pieces[:1]] + [torch.empty_like(piece) for piece in pieces[1:2]]
 
         def part_of(number: int) -> Tensor:
-            return parts[number % 2][: pieces[number].numel()]
+            part: Tensor = parts[number % 2][: pieces[number].numel()]
+            return part
 
-        def begin(number: int) -> dist.Work:
+        def begin(number: int) -> Any:
             work = start(part_of(number), limit)
             if number > 0:
                 pieces[number - 1].copy_(part_of(number - 1))
@@ -252,7 +268,18 @@ class ProcessGroupComm(Comm):
         pieces[-1].copy_(part_of(len(pieces) - 1))
 
     def _wait(self, start: Callable[[], dist.Work], what: str, limit: float, *buffers: Tensor) -> None:
-        self._poll(start, what, limit, buffers, lambda work: _finished(work, POLL))
+        def finished(work: dist.Work) -> bool:
+            """Wait for POLL seconds at most. Raises RuntimeError if the work failed."""
+            try:
+                work.wait(timedelta(seconds=POLL))
+                return True
+            except RuntimeError:
+                if not work.is_completed():
+                    return False
+            work.wait()
+            return True
+
+        self._poll(start, what, limit, buffers, finished)
 
     def _wait_whole(self, start: Callable[[], _Works], what: str, limit: float, *buffers: Tensor) -> None:
         """Wait in a thread for a send or receive: gloo cuts the connection when such a wait ends early."""
@@ -285,12 +312,13 @@ class ProcessGroupComm(Comm):
 
     def _poll(
         self,
-        start: Callable[[], dist.Work],
+        start: Callable[[], Any],
         what: str,
         limit: float,
         buffers: tuple[Tensor, ...],
-        finished: Callable[[dist.Work], bool],
+        finished: Callable[[Any], bool],
     ) -> None:
+        """Start a work, and ask whether it has finished until it has. Raises PeerLost, now and ever after."""
         if self._lost:
             raise self._lost
         if self._group is None:
@@ -321,11 +349,11 @@ def _gloo(store: dist.Store, rank: int, size: int, wait: timedelta, address: str
     return dist.ProcessGroupGloo(store, rank, size, gloo_options(wait, address) or wait)
 
 
-def gloo_options(timeout: timedelta, address: str | None) -> dist.ProcessGroupGloo._Options | None:
+def gloo_options(timeout: timedelta, address: str | None) -> Any:
     """Return the options of a group whose ranks listen on this address; None without one."""
     if address is None:
         return None
-    options = dist.ProcessGroupGloo._Options()
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stubs lack it
     options._timeout = timeout
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     return options
@@ -336,21 +364,11 @@ def _with_limit(options: Options, seconds: float) -> Options:
     return options
 
 
-class _Works:
-    """Sends and receives that go on at once."""
-
-    def __init__(self, *works: dist.Work):
-        self.all = works
-
-    def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self.all)
-
-
 # Groups that were given up, with their work and its buffers: a peer that wakes up may still write into them.
-_abandoned: list[tuple[dist.ProcessGroup, dist.Work | _Works, tuple[Tensor, ...]]] = []
+_abandoned: list[tuple[Any, dist.Work | _Works, tuple[Tensor, ...]]] = []
 
 
-def _abandon(*kept: dist.ProcessGroup | dist.Work | _Works | tuple[Tensor, ...]) -> None:
+def _abandon(group: Any, work: dist.Work | _Works, buffers: tuple[Tensor, ...]) -> None:
     """Keep a group with its work and buffers until the work has failed, and let it go then.
 
     Not before, as that would block until its time-out. And not later: a peer that wakes up then and goes on with the
@@ -358,25 +376,13 @@ def _abandon(*kept: dist.ProcessGroup | dist.Work | _Works | tuple[Tensor, ...])
     """
 
     def let_go() -> None:
-        while not kept[1].is_completed():
+        while not work.is_completed():
             time.sleep(POLL)
         abandoned.remove(kept)
 
-    abandoned = _abandoned
+    kept, abandoned = (group, work, buffers), _abandoned
     abandoned.append(kept)
     threading.Thread(target=let_go, daemon=True).start()
-
-
-def _finished(work: dist.Work, poll: float) -> bool:
-    """Wait for `poll` seconds at most. Raises RuntimeError if the work failed."""
-    try:
-        work.wait(timedelta(seconds=poll))
-        return True
-    except RuntimeError:
-        if not work.is_completed():
-            return False
-    work.wait()
-    return True
 
 
 def brief(error: Exception) -> str:
@@ -395,3 +401,74 @@ def local_store(timeout: float = DEFAULT_TIMEOUT, address: str = LOOPBACK) -> di
 
 def join_local_store(port: int, timeout: float = DEFAULT_TIMEOUT) -> dist.TCPStore:
     return dist.TCPStore(LOOPBACK, port, is_master=False, timeout=timedelta(seconds=timeout))
+
+
+class DefaultGroupComm(Comm):
+    """The default group of torch.distributed, for scripts that have joined one themselves, whatever its backend is.
+
+    Tensors that the backend cannot send from where they are go by way of `device`. bytes_sent is computed as for gloo,
+    whose ring all_reduce and all_gather send as much as those of nccl.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        kinds = [pair.split(":")[0] for pair in dist.get_backend_config().split(",")]
+        if "cpu" not in kinds:  # this process's own accelerator
+            self.device = torch.device(kinds[0], torch.get_device_module(kinds[0]).current_device())
+
+    def all_reduce_(self, flat: Tensor) -> None:
+        with self._sending(flat, all_reduce_bytes(flat.nbytes, self.world_size)) as there:
+            dist.all_reduce(there)
+
+    def broadcast_(self, flat: Tensor, src: int = 0) -> None:
+        with self._sending(flat, broadcast_bytes(flat.nbytes, self.world_size, self.rank, src)) as there:
+            dist.broadcast(there, src)
+
+    def all_gather(self, flat: Tensor) -> list[Tensor]:
+        with self._sending(flat, all_gather_bytes(flat.nbytes, self.world_size)) as there:
+            gathered = [torch.empty_like(there) for _ in range(self.world_size)]
+            dist.all_gather(gathered, there)
+        return [tensor.to(flat.device) for tensor in gathered]
+
+    def send(self, flat: Tensor, dst: int) -> None:
+        with self._sending(flat, flat.nbytes) as there:
+            dist.send(there, dst)
+
+    def recv(self, flat: Tensor, src: int) -> None:
+        with self._sending(flat, 0) as there:
+            dist.recv(there, src)
+
+    @contextmanager
+    def _sending(self, flat: Tensor, sent: int) -> Iterator[Tensor]:
+        """Give `flat`, or what takes its place on the device of the group."""
+        there = flat.to(self.device)
+        try:
+            with self._counted(sent):
+                yield there
+        except RuntimeError as error:
+            raise PeerLost(f"rank {self.rank} of {self.world_size} lost a peer: {brief(error)}") from error
+        if there is not flat:
+            flat.copy_(there)
+
+
+_default_groups: dict[dist.ProcessGroup, DefaultGroupComm] = {}
+
+
+def default_group() -> DefaultGroupComm | None:
+    """Always the same one for the same group; None if there is no default group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    group = dist.group.WORLD
+    assert group is not None
+    if group not in _default_groups:
+        _default_groups.clear()
+        _default_groups[group] = DefaultGroupComm()
+    return _default_groups[group]
+
+
+def leave_default_group() -> None:
+    """Leave it: a process that ends while gloo's threads still run may be aborted (`terminate called`, SIGABRT)."""
+    _default_groups.clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -4,6 +4,7 @@ Also sent as text to hosts, see distributed/hosts/agent_call.py: it needs no mor
 """
 
 import base64
+from collections.abc import Callable
 
 import torch.distributed as dist
 
@@ -15,19 +16,20 @@ class RelayedStore(dist.Store):
     RuntimeError for a value that does not come, ends the forming of the group.
     """
 
-    def __init__(self, tell, told):
+    def __init__(self, tell: Callable[[str, str], None], told: Callable[[str], str]) -> None:
         super().__init__()
-        self.tell, self.told, self.known = tell, told, {}
+        self.tell, self.told = tell, told
+        self.known: dict[str, bytes] = {}
 
-    def set(self, key, value):
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]  # gloo gives bytes
         self.known[key] = value
         self.tell(key, base64.b64encode(value).decode())
 
-    def get(self, key):
+    def get(self, key: str) -> bytes:
         if key not in self.known:
             self.known[key] = base64.b64decode(self.told(key), validate=True)
         return self.known[key]
 
-    def wait(self, keys, timeout=None):
+    def wait(self, keys: list[str], timeout: object = None) -> None:
         for key in keys:
             self.get(key)

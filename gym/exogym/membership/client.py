@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from exogym.errors import PeerLost
-from exogym.membership.messages import Generation
+from exogym.membership import Generation
 
 # Over a slow link that is full an answer may be so late, as signs of life may be.
 UNREACHED_S = 6.0
@@ -48,12 +48,14 @@ class CoordinatorClient:
 
     def is_left_behind(self, number: int) -> bool:
         """Say whether the others have begun another round than the one of generation `number`."""
-        return self._excluded or (self.is_superseded(number) and not self._generation.continues_round)
+        newest = self._generation
+        return self._excluded or (newest is not None and newest.number > number and not newest.continues_round)
 
     def next_generation(self, after: int) -> Generation:
         """Wait for a generation that is later than number `after`, and return the newest."""
         with self._news:
             self._news.wait_for(lambda: self.is_superseded(after) and not self._excluded)
+            assert self._generation is not None
             return self._generation
 
     def wait_for_told(self, number: int, key: str, seconds: float) -> str:
@@ -119,7 +121,7 @@ class Unanswered:
     def __init__(self) -> None:
         self._seconds: dict[object, float] = {}
 
-    def turn(self, asked: Iterable, passed: float) -> None:
+    def turn(self, asked: Iterable[object], passed: float) -> None:
         """These are being asked, and were in the last `passed` seconds if they were at the last turn."""
         before = self._seconds
         self._seconds = {peer: before[peer] + passed if peer in before else 0.0 for peer in asked}
@@ -128,5 +130,5 @@ class Unanswered:
         if peer in self._seconds:
             self._seconds[peer] = 0.0
 
-    def unreached(self) -> set:
+    def unreached(self) -> set[object]:
         return {peer for peer, seconds in self._seconds.items() if seconds >= UNREACHED_S}

@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from exogym.errors import RanksDiverged
-from exogym.membership.coordinator_state import FRUITLESS, Blame, CoordinatorState
-from exogym.membership.messages import END, ROUND, STATE_SYNC, Generation
-from exogym.membership.reachability import Pair, largest
+from exogym.membership import END, ROUND, STATE_SYNC, Generation
+from exogym.membership.coordinator_state import FRUITLESS, Blame, CoordinatorState, Pair, largest
 
 LONGEST_KEY, LONGEST_VALUE = 64, 64 << 10  # of what members tell each other: an address, and a number for each
 APART_S = 2.0  # from the first report of who cannot reach whom to a choice: others may report more
@@ -32,8 +31,8 @@ class Coordinator:
     def __init__(
         self,
         hosts: Sequence[str],
-        send: Callable[[str, dict], None],
-        emit: Callable[[dict], None],
+        send: Callable[[str, dict[str, Any]], None],
+        emit: Callable[[dict[str, Any]], None],
         *,
         clock: Callable[[], float],
         min_hosts: int = 1,
@@ -45,6 +44,11 @@ class Coordinator:
     @property
     def generation(self) -> Generation | None:
         return self.state.generation
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Those of the present generation, in rank order."""
+        return self.state.generation.members if self.state.generation else ()
 
     @property
     def ended(self) -> bool:
@@ -73,7 +77,7 @@ class Coordinator:
         if anew:
             self.state.remembering.discard(host)
         self._gather()
-        if not anew and not self._is_member(host):
+        if not anew and host not in self.members:
             self.send(host, {"type": "excluded"})
 
     def lost(self, host: str, *, for_good: bool = False) -> None:
@@ -84,7 +88,7 @@ class Coordinator:
         if for_good:
             self.state.last.discard(host)
             self.state.remembering.discard(host)
-        if self._is_member(host) and not self.ended:
+        if host in self.members and not self.ended:
             self._regroup()
         else:
             self._gather()
@@ -97,7 +101,7 @@ class Coordinator:
 
     def stalled(self) -> None:
         """Take it as trouble that no member has moved for longer than it should take, though none reports any."""
-        if self.generation is not None and not self.ended:
+        if self.members and not self.ended:
             self.state.trouble.report(self.clock(), None, "")
 
     def tick(self) -> Blame | None:
@@ -114,7 +118,7 @@ class Coordinator:
                 return None
         if not state.trouble.is_over_patience(now):
             return None
-        members, blame = self.generation.members, None
+        members, blame = self.members, None
         state.trouble.fruitless += not state.trouble.is_strangers
         if state.trouble.fruitless > FRUITLESS and len(members) > 1 and not self._pairs_in_generation():
             blame = state.trouble.suspect(members, voted=state.votes, proven=state.remembering)
@@ -123,26 +127,25 @@ class Coordinator:
             self._regroup()
         return blame
 
-    # What members tell, see messages.py.
+    # What members tell, see __init__.py.
 
     def vote(self, host: str, message: dict[str, Any]) -> None:
         """Count a vote. Raises RanksDiverged if members voted for different things, again and again."""
-        is_due = self._is_member(host) and message["generation"] == self.generation.number
-        if is_due and message["vote"] == self.state.vote:
+        if self._is_present(host, message) and message["vote"] == self.state.vote:
             self.state.votes[host] = message
-            if len(self.state.votes) == len(self.generation.members):
+            if len(self.state.votes) == len(self.members):
                 self._count()
 
     def set(self, host: str, message: dict[str, Any]) -> None:
         """Tell the others what a member sets in the store of its generation. Raises ValueError."""
-        if not self._is_member(host) or message["generation"] != self.generation.number:
+        if not self._is_present(host, message):
             return
-        told = {"type": "told", "generation": self.generation.number}
+        told = {"type": "told", "generation": message["generation"]}
         for name, longest in (("key", LONGEST_KEY), ("value", LONGEST_VALUE)):
-            told[name] = message[name]
-            if not isinstance(told[name], str) or len(told[name]) > longest:
+            text = told[name] = message[name]
+            if not isinstance(text, str) or len(text) > longest:
                 raise ValueError(f"no {name} of at most {longest} characters")
-        for other in self.generation.members:
+        for other in self.members:
             if other != host:
                 self.send(other, told)
 
@@ -153,17 +156,17 @@ class Coordinator:
         stop and comes too late stops in the next round.
         """
         state = self.state
-        if not self._is_member(host) or message["generation"] != self.generation.number:
+        if not self._is_present(host, message):
             return
         if state.ending_round != message["round"]:
             state.ending_round, state.is_cut_short = message["round"], message["stop"] or state.is_stop_wanted
             state.is_stop_wanted = False
         state.is_stop_wanted |= message["stop"] and not state.is_cut_short
-        told = {"generation": self.generation.number, "round": state.ending_round, "stop": state.is_cut_short}
+        told = {"generation": message["generation"], "round": state.ending_round, "stop": state.is_cut_short}
         self.send(host, {"type": "round_end", **told})
 
     def trouble(self, host: str, message: dict[str, Any]) -> None:
-        if not self.ended and self._is_member(host) and message["generation"] == self.generation.number:
+        if not self.ended and self._is_present(host, message):
             self.state.trouble.report(self.clock(), host, message["message"])
             if message.get("stranger") and not self.state.trouble.is_strangers:
                 self.state.trouble.is_strangers = True
@@ -179,7 +182,7 @@ class Coordinator:
         state = self.state
         if self.ended or host not in state.present:
             return
-        is_late = self._is_member(host) and message["generation"] != self.generation.number
+        is_late = host in self.members and not self._is_present(host, message)
         unreached = state.present.intersection(message["unreached"])
         before = self._pairs_in_generation()
         state.reach.says(host, unreached, new=() if is_late else unreached.difference(doubtful))
@@ -192,12 +195,13 @@ class Coordinator:
 
     # Who goes on.
 
-    def _is_member(self, host: str) -> bool:
-        return self.generation is not None and host in self.generation.members
+    def _is_present(self, host: str, message: dict[str, Any]) -> bool:
+        """Say whether a member has sent this in the present generation."""
+        return self.generation is not None and host in self.members and message["generation"] == self.generation.number
 
     def _regroup(self) -> None:
         """End this generation: the rest of it goes on with the round, or a new one begins."""
-        left = [host for host in self.generation.members if host in self.state.present]
+        left = [host for host in self.members if host in self.state.present]
         if self.state.is_mid_round and left:
             self._form(self._choose(left, tell=True))
         else:
@@ -231,7 +235,7 @@ class Coordinator:
         return chosen
 
     def _pairs_in_generation(self) -> list[Pair]:
-        return self.state.reach.pairs(self.generation.members) if self.generation else []
+        return self.state.reach.pairs(self.members)
 
     def _is_orphaned(self) -> bool:
         """Nobody is there who remembers the last agreement: those who may have it are waited for, not for ever."""
@@ -248,7 +252,7 @@ class Coordinator:
 
     def _should_regroup(self) -> bool:
         """Below min_hosts, or where somebody can be let in. Pairs who found no way to each other only now go on."""
-        members, best = set(self.generation.members), set(self._choose(self.state.present))
+        members, best = set(self.members), set(self._choose(self.state.present))
         return not self.stopping and (len(members) < self.min_hosts or not best <= members)
 
     def _form(self, members: list[str]) -> None:
@@ -272,9 +276,15 @@ class Coordinator:
 
     def _count(self) -> None:
         """Count the votes of all members."""
-        state, members = self.state, self.generation.members
+        state, members, generation = self.state, self.members, self.state.formed
         if difference := next(filter(None, map(self._difference, members)), None):
-            self._diverge(difference)
+            # This must not happen. The round begins anew, from a state that one member hands to those who differ.
+            state.diverged += 1
+            if state.diverged > MOST_DIVERGED:
+                raise RanksDiverged(difference)
+            self.emit({"type": "warning", "what": f"{difference}: the round begins anew, from one state for all"})
+            state.is_mid_round = False
+            self._regroup()
             return
         first = state.votes[members[0]]
         state.is_mid_round, state.last, state.remembering = True, set(members), set(members)
@@ -284,15 +294,11 @@ class Coordinator:
         if first["what"] == ROUND:
             state.diverged = 0
             samples = {host: vote["samples"] for host, vote in state.votes.items()}
-            kind, generation = "stopped" if first["cut_short"] else "commit", self.generation.number
+            kind = "stopped" if first["cut_short"] else "commit"
             self.emit({"type": kind, "generation": generation, "round": first["round"], "samples": samples})
-        self._commit(regroup=first["what"] == ROUND and self._should_regroup())
-
-    def _commit(self, *, regroup: bool) -> None:
-        state = self.state
-        commit = {"type": "commit", "generation": self.generation.number, "vote": state.vote, "regroup": regroup}
-        for host in self.generation.members:
-            self.send(host, commit)
+        regroup = first["what"] == ROUND and self._should_regroup()
+        for host in members:
+            self.send(host, {"type": "commit", "generation": generation, "vote": state.vote, "regroup": regroup})
         state.votes, state.vote, state.apart_since = {}, state.vote + 1, None
         state.trouble.clear()
         if regroup:
@@ -300,26 +306,17 @@ class Coordinator:
 
     def _difference(self, host: str) -> str | None:
         """Tell what this member's vote says that the first one's does not."""
-        first, vote = self.generation.members[0], self.state.votes[host]
-        ours = self.state.votes[first]
+
+        def place(of: dict[str, Any]) -> list[Any]:
+            """Return where a vote's round ends: not the step, where a stop cuts it short."""
+            return [of.get("round"), *(() if of.get("cut_short") else of.get("position", ()))]
+
+        first = self.members[0]
+        vote, ours = self.state.votes[host], self.state.votes[first]
         if vote["what"] != ours["what"]:
             return f"{host} is at {vote['what']}, {first} at {ours['what']}"
         if vote["digest"] != ours["digest"]:
             return f"the weights of {host} are not those of {first} before {ours['what']}"
-        if (place := self._place(vote)) != (wanted := self._place(ours)):
-            return f"{host} is at {place} in the work, {first} at {wanted}"
+        if place(vote) != place(ours):
+            return f"{host} is at {place(vote)} in the work, {first} at {place(ours)}"
         return None
-
-    @staticmethod
-    def _place(vote: dict[str, Any]) -> list[int]:
-        """Return where a vote's round ends: not the step, where a stop cuts it short."""
-        return [vote.get("round"), *(() if vote.get("cut_short") else vote.get("position", ()))]
-
-    def _diverge(self, difference: str) -> None:
-        """Begin the round anew, from a state that one member hands to those who differ. This must not happen."""
-        self.state.diverged += 1
-        if self.state.diverged > MOST_DIVERGED:
-            raise RanksDiverged(difference)
-        self.emit({"type": "warning", "what": f"{difference}: the round begins anew, from one state for all"})
-        self.state.is_mid_round = False
-        self._regroup()

@@ -1,20 +1,27 @@
-"""What a rank tells of its work, and how fast it is."""
+"""What ranks tell of their work: steps and rounds, what is left out, and the loss on data that are not trained on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from math import isfinite
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from exogym import device as devices
 from exogym.comm.comm import Comm
 from exogym.errors import NotFinite
-from exogym.logger.event import Events, plain
-from exogym.micro_batches import StepWork
+from exogym.logger.event import Events, Mean, plain
+from exogym.membership import VALIDATION
+from exogym.micro_batches import Forward, StepWork
+from exogym.samplers.batches import BatchSource
+from exogym.samplers.elastic import sampler_of
 from exogym.settings import LoopSettings
 from exogym.state.node_state import NodeState
+from exogym.state.state_sync import common_weights
 from exogym.strategy.strategy import StepResult
 
 MOST_SKIPPED = 5  # steps in a row without a finite loss or gradient, before the run ends
@@ -27,17 +34,11 @@ class Progress:
     def __init__(self, events: Events, comm: Comm, state: NodeState):
         self._events, self._comm, self._state = events, comm, state
         self.epoch = 0  # of the last step
-
-    @property
-    def rank(self) -> int:
-        return self._comm.rank
-
-    @property
-    def step(self) -> int:
-        return self._state.now.step
+        self._skipped = self._in_a_row = 0  # steps without a finite loss or gradient
 
     def emit(self, kind: str, **values: Any) -> None:
-        self._events({"type": kind, "rank": self.rank, "epoch": self.epoch, "step": self.step, **values})
+        where = {"rank": self._comm.rank, "epoch": self.epoch, "step": self._state.now.step}
+        self._events({"type": kind, **where, **values})
 
     def start(self, device: torch.device, settings: LoopSettings) -> None:
         state, strategy = self._state, self._state.strategy
@@ -45,7 +46,7 @@ class Progress:
         self._events(
             {
                 "type": "start",
-                "rank": self.rank,
+                "rank": self._comm.rank,
                 "steps_per_epoch": state.sampler.steps_per_epoch,
                 "total_steps": state.total_steps,
                 "trainable": strategy.parameters.num_parameters,
@@ -58,13 +59,7 @@ class Progress:
         )
 
     def step_made(
-        self,
-        result: StepResult,
-        work: StepWork,
-        *,
-        seconds: float,
-        waiting: float,
-        device: torch.device,
+        self, result: StepResult, work: StepWork, *, seconds: float, waiting: float, device: torch.device
     ) -> None:
         """Tell of a step. waiting: seconds for its batches, before these `seconds`."""
         norm = result.grad_norm
@@ -102,15 +97,7 @@ class Progress:
     def planned(self) -> None:
         self.emit("plan", total_steps=self._state.total_steps, hosts=self._comm.world_size)
 
-
-class NonFiniteGuard:
-    """Tells of steps without a finite loss or gradient, and counts them."""
-
-    def __init__(self, progress: Progress):
-        self._progress = progress
-        self._skipped = self._in_a_row = 0
-
-    def check(self, result: StepResult, work: StepWork) -> None:
+    def check_finite(self, result: StepResult, work: StepWork) -> None:
         """Tell of a step that is left out. Raises NotFinite once there were too many in a row."""
         if not work.not_finite and not result.skipped:
             self._in_a_row = 0 if work.loss.weight else self._in_a_row
@@ -120,8 +107,103 @@ class NonFiniteGuard:
         nothing_counted = bool(result.skipped) or not work.loss.weight
         self._skipped += 1
         self._in_a_row = self._in_a_row + 1 if nothing_counted else 0
-        told = f"{what} at step {self._progress.step} of rank {self._progress.rank}{names}"
+        told = f"{what} at step {self._state.now.step} of rank {self._comm.rank}{names}"
         if self._in_a_row >= MOST_SKIPPED:
             remedy = "a smaller learning rate or max_norm may help, or other clips"
             raise NotFinite(f"{told}, as in the {MOST_SKIPPED - 1} steps before; {remedy}")
-        self._progress.emit("warning", what=f"{told}: left out", skipped=self._skipped)
+        self.emit("warning", what=f"{told}: left out", skipped=self._skipped)
+
+
+class Validation:
+    """Measures the loss on validation data; does nothing without them."""
+
+    def __init__(
+        self,
+        source: BatchSource | None,
+        model: nn.Module,
+        forward: Forward,
+        comm: Comm,
+        state: NodeState,
+        progress: Progress,
+        *,
+        keep_best: bool = False,
+    ):
+        self._sampler = None if source is None else sampler_of(source, comm.members)
+        self._model, self._forward = model, forward
+        self._comm, self._state, self._progress = comm, state, progress
+        self._keep_best = keep_best
+
+    def follow(self) -> None:
+        """Share the data among the present members."""
+        if self._sampler:
+            self._sampler.follow(self._comm.members)
+
+    def run(self) -> None:
+        """Validate, and tell the loss.
+
+        Where ranks differ it is that of the mean of their weights, and `local_loss` is the mean of their own losses.
+        """
+        if not self._sampler:
+            return
+        state, parameters = self._state, self._state.strategy.parameters
+        loss, local, mean = self._agreed(self._sums), {}, None
+        if state.strategy.differs:
+            own = parameters.read()
+            if (mean := common_weights(self._comm, state, own)) is not None:
+                loss, local = self._loss_of(mean, own), {"local_loss": loss}
+        best = None if self._keep_best and state.best_weights is None else state.now.best_loss
+        is_best = loss is not None and (best is None or loss < best)
+        kept = None
+        if is_best and self._keep_best:  # the weights that were validated, the same on all ranks to the last bit
+            kept = mean
+            if kept is None:  # machines may round differently
+                own = parameters.read()
+                common = common_weights(self._comm, state, own)
+                kept = own if common is None else common
+        state.validated(loss, is_best=is_best, weights=kept)
+        self._progress.emit("validation", loss=loss, **local)
+
+    def _agreed(self, sums: Callable[[], Tensor]) -> float | None:
+        return Mean(*self._comm.commit_together(VALIDATION, sums).tolist()).value()
+
+    def _loss_of(self, mean: Tensor, own: Tensor) -> float | None:
+        """Return the loss of weights `mean` [numel]; the model then has its `own` again."""
+        strategy = self._state.strategy
+
+        def sums() -> Tensor:
+            """Put the model's own weights back before ranks that have lost one meet anew."""
+            try:
+                strategy.parameters.write(mean)
+                return self._sums()
+            finally:
+                strategy.parameters.write(own)
+
+        return self._agreed(sums)
+
+    def _sums(self) -> Tensor:
+        """Return the sum of the losses over all ranks, and of their weights [2 float64]."""
+        assert self._sampler is not None
+        self.follow()
+        mean = Mean()
+        with modes_kept(self._model), torch.no_grad():
+            self._model.eval()
+            for batches in self._sampler.epoch(0):
+                self._comm.alive()
+                for batch in batches:
+                    loss, weight, _ = self._forward(batch)
+                    if weight > 0 and isfinite(value := loss.item()):
+                        mean.add(value * weight, weight)
+        sums = torch.tensor([mean.total, mean.weight], dtype=torch.float64)
+        self._comm.all_reduce_(sums)
+        return sums
+
+
+@contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Put each module back into train or eval mode as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

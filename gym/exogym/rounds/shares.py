@@ -10,11 +10,10 @@ from typing import NamedTuple
 import torch
 
 from exogym.comm.comm import Comm
-from exogym.membership.messages import SPEEDS
+from exogym.membership import SPEEDS
 from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import LoopSettings
-from exogym.state.node_state import NodeState
-from exogym.state.position import Position
+from exogym.state.node_state import NodeState, Position
 
 WINDOW, FEWEST = 128, 6  # steps that a speed is the mean of, at most and at least
 BLOCKS = 16  # at most, into which they are put: steps differ, with one long clip or many short ones, and blocks less
@@ -104,14 +103,15 @@ class Shares:
 
     def __init__(self, state: NodeState, comm: Comm, settings: LoopSettings):
         self._state, self._comm = state, comm
-        self._are_measured = settings.auto_shares and isinstance(state.sampler, ElasticSampler)
+        self._measured = state.sampler if settings.auto_shares and isinstance(state.sampler, ElasticSampler) else None
         self.speed = Speed()
 
     def is_comparison_due(self, at: Position) -> bool:
         """Say whether speeds are to be compared: soon after the work was shared, then in ever longer intervals."""
         seldom = max(SELDOM, 4 * self._state.strategy.config.steps_in_round)  # ranks wait for each other there
         interval = min(max(OFTEN, at.compared_at - at.shared_at), seldom)
-        return self._are_measured and self._comm.world_size > 1 and at.step >= at.compared_at + interval
+        is_due = at.step >= at.compared_at + interval
+        return self._measured is not None and self._comm.world_size > 1 and is_due
 
     def compare(self) -> tuple[list[float], str] | None:
         """Return the weights by which ranks should share the work from now on, and what to tell of them.
@@ -123,13 +123,13 @@ class Shares:
         measured, members = [Measured(*each.tolist()) for each in gathered], self._comm.members
         shares = fair_shares(measured, self.kept(members))
         self._state.compared()
-        return shares and (shares, told(members, shares, [speed for speed, _ in measured]))
+        return (shares, told(members, shares, [speed for speed, _ in measured])) if shares else None
 
     def kept(self, members: Sequence[str]) -> list[float]:
         """Return the present weights of members; one who has none gets the mean."""
-        if not self._are_measured:
+        sampler = self._measured
+        if sampler is None:
             return [1.0] * len(members)
-        sampler = self._state.sampler
         weights = dict(zip(sampler.members, sampler.weights, strict=True))
         mean = sum(weights.values()) / len(weights)
         return [weights.get(member, mean) for member in members]

@@ -8,7 +8,6 @@ import json
 import os
 import sys
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -67,7 +66,9 @@ class Checkpoints:
         weights, index = self._files(number)
         weights_part, index_part = _part(weights), _part(index)
         try:
-            self._sweep()
+            for unfinished in self._folders():  # what a killed process left half done may be what fills the disk
+                files = self._files(unfinished)
+                _unlink(*map(_part, files), *([] if files[1].is_file() else files[:1]))
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             weights.parent.mkdir(exist_ok=True)
             save_file(tensors, weights_part)
@@ -85,12 +86,6 @@ class Checkpoints:
             raise CheckpointError(f"{weights.parent}: cannot be written: {error}") from error
         self._prune(number, later_void)
         return size
-
-    def _sweep(self) -> None:
-        """Remove what a killed process left half done: it may be what fills the disk."""
-        for number in self._folders():
-            weights, index = self._files(number)
-            _unlink(_part(weights), _part(index), *([] if index.is_file() else [weights]))
 
     def _prune(self, number: int, later_void: bool) -> None:
         kept = [earlier for earlier in self.numbers() if earlier <= number][-self.keep :]
@@ -122,14 +117,15 @@ class Checkpoints:
     def glance(self, number: int) -> dict[str, Any] | None:
         """Load all but tensors, which become None; returns None for one that is missing or damaged."""
         record = self._read(number)
-        return None if record is None else from_tree(record["state"], defaultdict(lambda: None))
+        return None if record is None else from_tree(record["state"], None)
 
     def load(self, number: int) -> dict[str, Any]:
         """Load it, with tensors on the CPU. Raises CheckpointError for one that is missing or damaged."""
         record = self._read(number)
         if record is None:
             raise CheckpointError(f"{self._files(number)[0].parent}: {self.name}'s checkpoint is damaged")
-        return from_tree(record["state"], load_file(self._files(number)[0]))
+        state: dict[str, Any] = from_tree(record["state"], load_file(self._files(number)[0]))
+        return state
 
     def _folders(self) -> list[int]:
         return sorted(int(path.name) for path in self.folder.glob("*") if path.name.isdecimal())
@@ -167,12 +163,13 @@ def to_tree(value: Any, tensors: dict[str, torch.Tensor], *, copy: bool = False)
     raise CheckpointError(f"a {type(value).__name__} cannot be part of a checkpoint")
 
 
-def from_tree(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def from_tree(tree: Any, tensors: dict[str, torch.Tensor] | None) -> Any:
+    """Return the value that `tree` mirrors, with these tensors; with None, if they are not given."""
     if not isinstance(tree, dict):
         return tree
     [(kind, content)] = tree.items()
     if kind == "tensor":
-        return tensors[content]
+        return None if tensors is None else tensors[content]
     if kind == "dict":
         return {from_tree(key, tensors): from_tree(item, tensors) for key, item in content}
     items = [from_tree(item, tensors) for item in content]
@@ -185,7 +182,7 @@ def fingerprint(state: Any) -> int:
     hasher = hashlib.blake2b(json.dumps(_sorted(to_tree(state, tensors))).encode(), digest_size=8)
     for tensor in tensors.values():
         hasher.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        hasher.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        hasher.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return int.from_bytes(hasher.digest(), "big", signed=True)
 
 

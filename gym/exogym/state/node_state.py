@@ -1,24 +1,103 @@
-"""One rank's state in memory: what all ranks have in common, and what is its own."""
+"""One rank's state in memory: how far its run has come, what all ranks have in common, and what is its own."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from exogym.device import random_state, set_random_state
+from exogym.errors import SettingError
 from exogym.flat import IntegerBuffers
 from exogym.logger.event import Mean
 from exogym.samplers.elastic import Sampler
 from exogym.state.checkpoint import fingerprint
-from exogym.state.position import NOT_BEGUN, Position, RunLength, Version
+from exogym.strategy.optim import Schedule
 from exogym.strategy.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far ranks have come together, and what is due next. `in_epoch` counts steps since the last reshard.
+
+    validation_waits: the work was just resharded, so data of the validation may still be on their way. shared_at,
+    compared_at: the steps at which it was last resharded, and at which speeds were last compared (see shares.py).
+    best_loss, best_at: of the validation with the lowest loss so far. not_better: validations since that one.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    in_epoch: int = 0
+    rounds: int = 0
+    val_loss: float | None = None
+    validated_at: int = 0
+    validation_due: bool = False
+    validation_waits: bool = False
+    shared_at: int = 0
+    compared_at: int = 0
+    best_loss: float | None = None
+    best_at: int = 0
+    not_better: int = 0
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """A run goes on for so many epochs or optimizer steps, whichever ends first."""
+
+    epochs: int | None
+    max_steps: int | None
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        if steps_per_epoch < 1:
+            raise SettingError("there is nothing to train on: an epoch has no steps")
+        by_epochs = None if self.epochs is None else self.epochs * steps_per_epoch
+        total = min(limit for limit in (by_epochs, self.max_steps) if limit is not None)
+        if total < 1:
+            raise SettingError(f"nothing to do: epochs = {self.epochs}, max_steps = {self.max_steps}")
+        return total
+
+    def steps_left(self, now: Position, sampler: Sampler) -> int:
+        """Return the steps after `now`, as the work is shared at present."""
+        limits = [math.inf if self.max_steps is None else self.max_steps - now.step]
+        if self.epochs is not None:
+            limits.append(sum(map(sampler.steps_in, range(now.epoch, self.epochs))) - now.in_epoch)
+        return int(max(0, min(limits)))
+
+    def next_epoch(self, epoch: int, sampler: Sampler) -> int:
+        """Return the first one from `epoch` on that has steps: all of it may be done while an earlier one is not."""
+        while sampler.steps_in(epoch) == 0 and (self.epochs is None or epoch < self.epochs):
+            epoch += 1
+        return epoch
+
+    def extend(self, schedule: Schedule, planned: RunLength, now: Position, sampler: Sampler) -> None:
+        """Let the learning rate go on from `now` as if the run had been `planned` for this length."""
+        # What a step of an epoch of which nothing is done yet is worth on the curve.
+        whole = max(1, sampler.steps_in((self.epochs or now.epoch + 2) - 1))
+        limits = [planned.max_steps or math.inf, (planned.epochs or math.inf) * whole]
+        pace = schedule.planned_steps / min(limits)
+        schedule.extend(now.step, planned.steps_left(now, sampler), self.steps_left(now, sampler), pace)
+
+
+class Version(NamedTuple):
+    """Orders the states of a run: `changes` grows with each that ranks make together, `term` with each time that they
+    begin from a checkpoint.
+
+    So what was done after going back to a checkpoint is newer than what had been done before, although it may count
+    less; and two states of one version have the same fingerprint, except where machines round differently.
+    """
+
+    term: int
+    changes: int
+
+
+NOT_BEGUN = Version(-1, -1)
 
 
 class RoundEnd(NamedTuple):
@@ -75,24 +154,18 @@ class NodeState:
     @contextmanager
     def changing(self) -> Iterator[None]:
         """Waits for who is reading. An exception inside leaves a state that nobody may read."""
-        self._begin_change()
+        with self._readable:
+            self._changing = True
         yield
-        self._end_change()
+        with self._readable:
+            self._changing = False
+            self._readable.notify_all()
 
     @contextmanager
     def unchanging(self, patience_s: float) -> Iterator[bool]:
         """Keep the state as it is, for another thread: True; or False if it was changing all the time."""
         with self._readable:
             yield self._readable.wait_for(lambda: not self._changing, patience_s)
-
-    def _begin_change(self) -> None:
-        with self._readable:
-            self._changing = True
-
-    def _end_change(self) -> None:
-        with self._readable:
-            self._changing = False
-            self._readable.notify_all()
 
     def begin(self, term: int, *, is_given: bool) -> None:
         """Take note of a state that this rank has come to, which counts once all ranks have."""
@@ -101,7 +174,7 @@ class NodeState:
     def begun(self) -> None:
         """Let the state that all ranks have come to count."""
         with self.changing():
-            self._version = Version(self._next_term, self._version.count)
+            self._version = Version(self._next_term, self._version.changes)
             self.has_synced = True
 
     def begin_exchange(self, now: Position) -> None:
@@ -111,7 +184,8 @@ class NodeState:
 
     def about_round(self, end: Position) -> dict[str, Any]:
         """Return what this rank says, when it votes, of its round that ends there."""
-        return {"samples": self.in_flight.trained if self.in_flight else self.trained, "position": end.place}
+        trained = self.in_flight.trained if self.in_flight else self.trained
+        return {"samples": trained, "position": (end.step, end.epoch, end.in_epoch)}
 
     def mark_done(self, end: Position, members: tuple[str, ...]) -> None:
         """Count what `members` have trained until this end of their round. To be called inside a change."""
@@ -131,27 +205,29 @@ class NodeState:
         with self.changing():
             sampler, waits = self.sampler, members != self.sampler.members
             sampler.reshard(members, weights)
-            epoch, step = self.next_epoch(sampler.first_epoch), self.now.step
-            begin = {"epoch": epoch, "in_epoch": 0, "shared_at": step, "compared_at": step}
-            self._agree(replace(self.now, **begin, validation_waits=waits))
-            left = self._length.steps_left(self.now, sampler)
-            self.total_steps = self.now.step + left
-            self.strategy.schedule.stretch(self.now.step, left)
+            epoch, step = self._length.next_epoch(sampler.first_epoch, sampler), self.now.step
+            now = replace(self.now, epoch=epoch, in_epoch=0, shared_at=step, compared_at=step, validation_waits=waits)
+            self._agree(now)
+            left = self._length.steps_left(now, sampler)
+            self.total_steps = step + left
+            self.strategy.schedule.stretch(step, left)
 
     def compared(self) -> None:
         """Take note that ranks have compared their speeds, at the agreed point."""
-        at = {"compared_at": self.agreed.step}
+        at = self.agreed.step
+        agreed, now = replace(self.agreed, compared_at=at), replace(self.now, compared_at=at)
         with self.changing():
-            self._agree(replace(self.agreed, **at), now=replace(self.now, **at), buffers=self._agreed_buffers)
+            self._agree(agreed, now=now, buffers=self._agreed_buffers)
 
     def validated(self, loss: float | None, *, is_best: bool, weights: torch.Tensor | None = None) -> None:
         """weights: the common ones [numel], on the CPU, if they are to be kept as the best."""
         now = replace(self.now, val_loss=loss, validated_at=self.now.step, validation_due=False)
-        best = {"best_loss": loss, "best_at": now.step, "not_better": 0}
         with self.changing():
             if is_best:
                 self.best_weights = weights
-            self._agree(replace(now, **(best if is_best else {"not_better": now.not_better + 1})))
+                self._agree(replace(now, best_loss=loss, best_at=now.step, not_better=0))
+            else:
+                self._agree(replace(now, not_better=now.not_better + 1))
 
     def take_weights(self, flat: torch.Tensor) -> None:
         """Take on the agreed weights [numel], where ranks had drifted apart."""
@@ -165,7 +241,7 @@ class NodeState:
         """now, buffers: where this rank is, if it is ahead, and what the model's buffers were at the agreed point."""
         self.agreed, self.now = agreed, now or agreed
         self._agreed_buffers = self._buffers.read() if buffers is None else buffers
-        self._version = Version(self._version.term, self._version.count + 1)
+        self._version = Version(self._version.term, self._version.changes + 1)
 
     def lengthened(self) -> None:
         """Plan anew, before the beginning, as the sampler has more steps than it had."""
@@ -202,11 +278,8 @@ class NodeState:
         is_last = after.in_epoch == self.sampler.steps_in(now.epoch)
         due = after.step % val_interval == 0 if val_interval else is_last
         if is_last:
-            after = replace(after, epoch=self.next_epoch(now.epoch + 1), in_epoch=0)
+            after = replace(after, epoch=self._length.next_epoch(now.epoch + 1, self.sampler), in_epoch=0)
         return replace(after, validation_due=now.validation_due or due)
-
-    def next_epoch(self, epoch: int) -> int:
-        return self._length.next_epoch(epoch, self.sampler)
 
     # What ranks that meet compare, and hand over: state_sync.py.
 
@@ -220,9 +293,6 @@ class NodeState:
     def version(self) -> Version:
         """NOT_BEGUN if its process has just started."""
         return self._version if self.has_synced or self._is_given else NOT_BEGUN
-
-    def fingerprint(self) -> int:
-        return self.fingerprint_of(self.agreed_state())
 
     def fingerprint_of(self, agreed: dict[str, Any]) -> int:
         strategy = {key: value for key, value in agreed["strategy"].items() if key not in self.strategy.drifts}

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from exogym.comm.comm import Comm, SingleComm, comm_in_use, exchange
 from exogym.comm.comm import use as use
-from exogym.comm.default_group import default_group
+from exogym.comm.process_group import default_group
 from exogym.config import one_of
 from exogym.errors import SettingError
 

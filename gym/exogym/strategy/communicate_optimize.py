@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from exogym.comm.background import Background
-from exogym.comm.comm import Comm
+from exogym.comm.comm import Background, Comm
 from exogym.config import check_whole
 from exogym.errors import SettingError
 from exogym.flat import FlatParameters, digest

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from exogym.comm.background import Background
+from exogym.comm.comm import Background
 
 T, W = TypeVar("T"), TypeVar("W")
 

@@ -190,7 +190,7 @@ class Strategy:
         self.comm.all_reduce_(flag)
         return flag.item() > 0
 
-    # Where a round's exchange may travel while ranks go on (rounds/hidden.py).
+    # Where a round's exchange may travel while ranks go on (rounds/round.py).
 
     @property
     def overlap_steps(self) -> int:

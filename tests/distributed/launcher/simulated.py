@@ -12,7 +12,7 @@ from functools import partial
 from distributed.control.messages import event_line
 from distributed.launcher.background import Act, Takes, ignore, outcome_of, throw
 from distributed.launcher.training import Training
-from exogym.membership.messages import END, ROUND, STATE_SYNC
+from exogym.membership import END, ROUND, STATE_SYNC
 from whisper_tuner.errors import HostError
 
 STEP_S, BEAT_S, LATENCY_S = 0.2, 0.5, 0.01

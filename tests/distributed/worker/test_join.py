@@ -10,8 +10,8 @@ from torch import nn
 from distributed.plan.run_spec import Rendezvous
 from distributed.worker import rank_trainer
 from distributed.worker.rank_trainer import RankTrainer
+from exogym.membership import Generation
 from exogym.membership.client import CoordinatorClient
-from exogym.membership.messages import Generation
 
 
 def test_joining_leaves_the_environment_alone(monkeypatch):

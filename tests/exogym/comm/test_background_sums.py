@@ -9,8 +9,7 @@ import pytest
 import torch
 from exogym_toys import Processes, run_threads
 
-from exogym.comm.background import Background, in_background
-from exogym.comm.comm import Comm, SingleComm
+from exogym.comm.comm import Background, Comm, SingleComm, in_background
 from exogym.comm.elastic import ElasticComm
 from exogym.errors import PeerLost
 from exogym.membership.client import CoordinatorClient

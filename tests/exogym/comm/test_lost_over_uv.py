@@ -20,9 +20,9 @@ from exogym.comm import process_group
 from exogym.comm.elastic import ElasticComm
 from exogym.comm.process_group import LOOPBACK, ProcessGroupComm, join_local_store, local_store
 from exogym.errors import PeerLost
+from exogym.membership import ROUND
 from exogym.membership.client import CoordinatorClient
 from exogym.membership.coordinator import Coordinator
-from exogym.membership.messages import ROUND
 
 HOSTS = ("ada", "bob", "cy")
 HOUR = 3600.0

@@ -12,12 +12,11 @@ import torch
 from exogym_toys import run_threads
 
 from exogym import SingleComm
-from exogym.comm.comm import all_gather_bytes, all_reduce_bytes, broadcast_bytes
+from exogym.comm.comm import ThreadComm, all_gather_bytes, all_reduce_bytes, broadcast_bytes
 from exogym.comm.elastic import ElasticComm
-from exogym.comm.threads import ThreadComm
 from exogym.errors import PeerLost
+from exogym.membership import ROUND
 from exogym.membership.client import CoordinatorClient
-from exogym.membership.messages import ROUND
 
 PROJECT = Path(__file__).parents[3]
 SIZE = 120  # bytes

@@ -5,8 +5,8 @@ from exogym_toys import Line, Points, Scalar, Steps, run_threads, train_node
 
 from exogym import AllReduceStrategy, DiLoCoStrategy, FlatParameters, SingleComm
 from exogym.errors import SettingError
-from exogym.rounds import validation
-from exogym.rounds.validation import mean_correlation
+from exogym.rounds import round as round_module
+from exogym.rounds.round import mean_correlation
 
 
 def of(comm, model):
@@ -38,10 +38,10 @@ def test_where_there_is_none():
 
 
 def test_a_large_model_is_sampled_alike_on_all_ranks(monkeypatch):
-    monkeypatch.setattr(validation, "MOST_COMPARED", 3000)
+    monkeypatch.setattr(round_module, "MOST_COMPARED", 3000)
     flat = torch.arange(100_000.0)
-    sample = validation.sample(flat)
-    assert sample.shape == (3000,) and torch.equal(sample, validation.sample(flat)) and sample.std() > 20_000
+    sample = round_module.sample(flat)
+    assert sample.shape == (3000,) and torch.equal(sample, round_module.sample(flat)) and sample.std() > 20_000
     generator = torch.Generator().manual_seed(1)
     first, noise = torch.randn(2, 100_000, generator=generator)
 

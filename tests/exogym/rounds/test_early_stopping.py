@@ -102,7 +102,7 @@ def test_machines_that_round_differently_keep_the_same_weights():
     assert len(set(run_threads(2, rank_main))) == 1
 
 
-@pytest.mark.parametrize("stop_at", [3, 7, 8, 9])
+@pytest.mark.parametrize("stop_at", [3, 8])
 @pytest.mark.parametrize("name", ["allreduce", "diloco", "hidden", "islands"])
 def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tmp_path, name, stop_at):
     def rank_main(folder, stopped_at=None, resume=False):

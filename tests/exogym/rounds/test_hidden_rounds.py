@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from exogym_toys import Processes, Scalar, Steps, Tokens, run_threads, token_batch, train_node
+from exogym_toys import Processes, Resumable, Scalar, Steps, Tokens, run_threads, token_batch, train_node
 from waiting import wait_until
 
 from exogym import (
@@ -15,8 +15,7 @@ from exogym import (
     SingleComm,
     SPARTADiLoCoStrategy,
 )
-from exogym.comm.background import in_background
-from exogym.comm.threads import ThreadComm
+from exogym.comm.comm import ThreadComm, in_background
 from exogym.errors import SettingError
 from exogym.strategy import strategy_config
 from exogym.strategy.in_flight import InFlight
@@ -29,11 +28,6 @@ class Quadratic(Scalar):
 
     def forward(self, batch):
         return ((self.w - batch) ** 2).mean() / 2
-
-
-class Resumable(Steps):
-    def epoch(self, epoch, *, first_step=0):
-        yield from self.steps[first_step:]
 
 
 def sentences(rank, steps=12):
@@ -204,7 +198,7 @@ def digests(comm):
     return [trained(comm, wire=wire, outer_momentum=0.9)[0].digest for wire in ("float32", "int8", "bf16")]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+@pytest.mark.parametrize("ranks", [2, 5])
 def test_it_has_the_same_bits_on_all_ranks_and_each_time(ranks):
     first, second = run_threads(ranks, digests), run_threads(ranks, digests)
     assert first == second == [first[0]] * ranks
@@ -333,9 +327,12 @@ def test_without_overlap_nothing_more_is_sent():
 # stops
 
 
-@pytest.mark.parametrize("wire", ["float32", "int8"])
 @pytest.mark.parametrize(
-    "stop_at", [(4, None), (None, 5), (5, 5), (6, None), (7, None), (8, 9), (9, 12), (13, 12), (20, 21), (23, None)]
+    ("stop_at", "wire"),
+    [
+        *(((4, None), "float32"), ((None, 5), "int8"), ((5, 5), "float32"), ((6, None), "int8"), ((7, None), "int8")),
+        *(((8, 9), "int8"), ((9, 12), "float32"), ((13, 12), "int8"), ((20, 21), "float32"), ((23, None), "int8")),
+    ],
 )
 def test_stopped_and_resumed_is_bit_for_bit_the_uninterrupted_run(tmp_path, stop_at, wire):
     def rank_main(comm, folder, *, stop=(None, None), resume=False):

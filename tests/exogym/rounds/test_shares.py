@@ -250,11 +250,7 @@ def test_ranks_deal_alike_within_the_first_epoch_and_stay_equal(name):
     assert torch.equal(*[FlatParameters(node.model).read() for node, _ in ranks[:2]])
     counts = sum((node.train.counts for node, _ in ranks), Counter())
     assert counts == {(epoch, number): 1 for epoch in range(EPOCHS) for number in range(CLIPS)}
-
-
-@every_strategy
-def test_a_slow_rank_is_relieved_in_each_step(name):
-    ranks = run_threads(len(GROUP), lambda comm: trained(comm, name, GROUP))
+    # The slow ones are relieved in each step.
     samples = [[event["samples"] for event in events if event["type"] == "step"] for _, events in ranks]
     assert [set(each[:OFTEN]) for each in samples] == [{4}] * 3
     last = [sum(each[-20:]) / 20 for each in samples]

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 import torch
-from exogym_toys import Line, Points, Steps, Tokens, run_threads, token_batch, train_node
+from exogym_toys import Line, Points, Resumable, Steps, Tokens, run_threads, token_batch, train_node
 from torch import nn
 
 from exogym import AllReduceStrategy, Checkpoints, DiLoCoStrategy, LocalTrainer, SingleComm
@@ -133,7 +133,7 @@ def test_a_rank_that_has_begun_does_not_read_its_checkpoints_again(tmp_path):
         epochs=1, device="cpu", checkpoints=Checkpoints(tmp_path, "rank0"), checkpoint_interval=1, resume=True,
     )  # fmt: skip
     node.run()
-    assert node.saved.checkpoints.good() and node.saved.offers() == []
+    assert node.saved.checkpoints.good() and node.saved.offers() == ([], False)
 
 
 def test_while_checkpoints_are_read_others_are_told_that_it_goes_on(tmp_path):
@@ -159,11 +159,6 @@ STRATEGIES = {
     "diloco, hidden": lambda: DiLoCoStrategy(lr=0.02, H=3, overlap_steps=2, wire="int8"),
 }
 SOURCES = [Steps([[token_batch(2 + rank, seed=10 * rank + i)] for i in range(6)]) for rank in range(2)]
-
-
-class Resumable(Steps):
-    def epoch(self, epoch, *, first_step=0):
-        yield from self.steps[first_step:]
 
 
 def dies(forwards):
@@ -327,8 +322,7 @@ def test_a_rescue_does_not_replace_what_is_just_being_written(tmp_path):
     def slowly(number, state):
         """The rescue looks for a checkpoint before this one is handed to the writer, and writes after it."""
         waiting = threading.Event()
-        look = node.saved._is_kept
-        node.saved._is_kept = lambda number: (waiting.set(), look(number))[1]
+        kept.glance = lambda number: (waiting.set(), Checkpoints.glance(kept, number))[1]
         rescues.append(threading.Thread(target=node.save_agreed))
         rescues[-1].start()
         waiting.wait()

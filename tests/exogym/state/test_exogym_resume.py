@@ -19,9 +19,9 @@ from exogym import (
 )
 from exogym.errors import CheckpointError
 from exogym.samplers.batches import DatasetSamples
-from exogym.state import saved_states
+from exogym.state import state_sync
 from exogym.state.checkpoint import FORMAT
-from exogym.state.saved_states import check_settings
+from exogym.state.state_sync import check_settings
 from exogym.strategy import ScheduleSpec
 from exogym.strategy.optim import Schedule
 
@@ -239,8 +239,8 @@ def test_a_run_of_a_version_that_planned_otherwise_is_refused():
 def test_a_run_of_a_version_without_rounded_changes_and_hidden_rounds_is_resumed(tmp_path, monkeypatch):
     whole = fit(tmp_path / "whole", model=Line, checkpoint_interval=1, num_epochs=3)
     with monkeypatch.context() as older:
-        fixed = saved_states.fixed_settings
-        older.setattr(saved_states, "fixed_settings", lambda *args: without(fixed(*args), "wire", "overlap_steps"))
+        fixed = state_sync.fixed_settings
+        older.setattr(state_sync, "fixed_settings", lambda *args: without(fixed(*args), "wire", "overlap_steps"))
         fit(tmp_path / "older", model=Line, checkpoint_interval=1)
     resumed = fit(tmp_path / "older", model=Line, num_epochs=3)
     assert resumed.result.steps == whole.result.steps == 12

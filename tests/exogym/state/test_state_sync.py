@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from exogym.comm.comm import Comm
 from exogym.errors import CheckpointError, PeerLost, RanksDiverged
 from exogym.state import state_sync
-from exogym.state.position import NOT_BEGUN, Offer, Version
-from exogym.state.state_sync import MOST, MUST_MATCH, receive_state, send_state, sync_state
+from exogym.state.node_state import NOT_BEGUN, Version
+from exogym.state.state_sync import MOST, MUST_MATCH, Offer, receive_state, send_state, sync_state
 
 STATE = {
     "steps": 3,
@@ -202,14 +202,11 @@ class Rank:
     def version(self):
         return self._version
 
-    def fingerprint(self):
+    def fingerprint_of(self, agreed):
         return self._fingerprint
 
     def offers(self):
-        return list(self._offers)
-
-    def is_damaged(self):
-        return self._damaged
+        return list(self._offers), self._damaged
 
     def load(self, offer, *, exactly, inside):
         self.loaded.append((offer.number, exactly, inside))

@@ -5,8 +5,13 @@ import torch
 import torch.distributed as dist
 from exogym_toys import Processes, run_threads
 
-from exogym.comm.default_group import DefaultGroupComm, default_group, leave_default_group
-from exogym.comm.process_group import join_local_store, local_store
+from exogym.comm.process_group import (
+    DefaultGroupComm,
+    default_group,
+    join_local_store,
+    leave_default_group,
+    local_store,
+)
 from exogym.errors import PeerLost, SettingError
 from exogym.strategy import communicate
 

@@ -30,7 +30,7 @@ from exogym import (
     build_strategy,
     strategy_config,
 )
-from exogym.comm.threads import ThreadComm
+from exogym.comm.comm import ThreadComm
 from exogym.errors import SettingError
 from exogym.strategy import DeMoConfig, strategy_of
 from exogym.strategy.demo import _index_type

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from exogym import DiLoCoStrategy
-from exogym.comm.threads import ThreadComm
+from exogym.comm.comm import ThreadComm
 from exogym.errors import SettingError
 from exogym.strategy import DiLoCoConfig, OptimSpec, ParameterServerConfig
 from exogym.strategy.moments import EVERY, FEW, MOMENT, Moments, SharedMoments, due

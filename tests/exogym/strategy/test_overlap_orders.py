@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from exogym import AllReduceStrategy, StepResult
-from exogym.comm.comm import Comm
-from exogym.comm.threads import ThreadComm
+from exogym.comm.comm import Comm, ThreadComm
 from exogym.errors import PeerLost
-from exogym.membership.messages import ROUND
+from exogym.membership import ROUND
 
 EXAMPLES = max(150, int(os.environ.get("FUZZ_EXAMPLES", 0)))
 BYTES = 1 / (1 << 20)  # in MB

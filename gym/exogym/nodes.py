@@ -1,7 +1,9 @@
-"""Starts the nodes of a local run as processes, listens to them, and sees to it that none is left behind.
+"""Processes that are ranks: a local run starts its nodes, listens to them, and sees to it that none is left behind.
 
 Each is a fresh interpreter that does not import the script that was started: so that script needs no
 `if __name__ == "__main__"`, and there may be none, as in a notebook. What it defines travels by value (cloudpickle).
+
+`python -m exogym.nodes train.py [args]` runs a script as one rank; `exogym.launch` starts it for each.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import runpy
 import shutil
 import signal
 import subprocess
@@ -27,6 +30,7 @@ from typing import Any
 
 import cloudpickle
 import torch
+from torch.distributed.elastic.multiprocessing.errors import record
 
 from exogym.errors import NodeFailed, PeerLost, SettingError
 from exogym.logger import Events
@@ -34,11 +38,12 @@ from exogym.logger import Events
 JOB, WEIGHTS = "job.pt", "weights.pt"
 GRACE = 3.0  # seconds: for a node to exit, and for others to report, once one has lost a peer: the cause is theirs
 POLL = 0.2  # seconds
+LAUNCHER = "EXOGYM_LAUNCHER"  # the process that has started this one as a rank of a launch
 BOOT = """
 import json, sys
 about = json.loads(sys.argv[1])
 sys.path[:], sys.argv[:] = about["path"], about["argv"]
-from exogym.local.nodes import node_main
+from exogym.nodes import node_main
 node_main(*about["node"])
 """
 
@@ -46,8 +51,8 @@ node_main(*about["node"])
 @dataclass
 class _Node:
     rank: int
-    process: subprocess.Popen
-    pipe: Connection
+    process: subprocess.Popen[bytes]
+    pipe: Connection[Any, Any]
     result: Any = None  # what the trainer's `run_rank` returned
     failure: str | None = None
     lost_a_peer: bool = False
@@ -70,11 +75,6 @@ class _Node:
             self.result = content[0]
         else:
             self.failure, self.lost_a_peer = content
-
-    def look(self) -> None:
-        """Find a process that is gone while another that it had started still holds its end of the pipe."""
-        if not self.is_done and self.process.poll() is not None and not self.pipe.poll():
-            self.ended()
 
     def ended(self) -> None:
         self.has_ended = True
@@ -104,56 +104,46 @@ def run_nodes(
     with tempfile.TemporaryDirectory(prefix="exogym-") as name:
         folder = Path(name)
         _save(job, folder / JOB)
-        results = _run(folder, num_nodes, events, should_stop)
-        return results, torch.load(folder / WEIGHTS, map_location="cpu", weights_only=False)
-
-
-def _run(folder: Path, num_nodes: int, events: Events, should_stop: Callable[[], bool]) -> list[Any]:
-    nodes: list[_Node] = []
-    try:
-        for rank in range(num_nodes):
-            nodes.append(_start(rank, num_nodes, folder))
-        _listen(nodes, events, should_stop)
-        until = time.monotonic() + GRACE  # what users have registered with atexit may have something to do
-        for node in nodes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                node.process.wait(max(0.0, until - time.monotonic()))
-    finally:
-        for node in nodes:
-            node.kill()
-    return [node.result for node in nodes]
+        nodes: list[_Node] = []
+        try:
+            for rank in range(num_nodes):
+                nodes.append(_start(rank, num_nodes, folder))
+            _listen(nodes, events, should_stop)
+            until = time.monotonic() + GRACE  # what users have registered with atexit may have something to do
+            for node in nodes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    node.process.wait(max(0.0, until - time.monotonic()))
+        finally:
+            for node in nodes:
+                node.kill()
+        weights: dict[str, Any] = torch.load(folder / WEIGHTS, map_location="cpu", weights_only=False)
+        return [node.result for node in nodes], weights
 
 
 def _save(job: Any, path: Path) -> None:
-    # Through a file, not as process arguments: there torch would share the weights' memory among the nodes.
-    try:
-        _dump(job, path)
-    except (AttributeError, TypeError, ValueError, pickle.PicklingError) as error:
+    """Save it through a file, not as process arguments: there torch would share the weights' memory among the nodes."""
+
+    def problem(value: Any) -> Exception | None:
+        try:
+            torch.save(value, path, pickle_module=cloudpickle, pickle_protocol=pickle.DEFAULT_PROTOCOL)
+        except (AttributeError, TypeError, ValueError, pickle.PicklingError) as error:
+            return error
+        return None
+
+    if error := problem(job):
         trainer, settings = job
         parts = {name: getattr(trainer, name) for name in ("model", "train_dataset", "val_dataset")}
-        name = _unpicklable(parts | {"strategy": settings.strategy}, path)
+        parts["strategy"] = settings.strategy
+        name = next((name for name, part in parts.items() if problem(part)), "trainer")
         what = f"the {name} must travel to the nodes' processes by pickle, and cannot: {error}"
         raise SettingError(f"{what}; open files, locks and connections when they are first used") from error
-
-
-def _dump(value: Any, path: Path) -> None:
-    torch.save(value, path, pickle_module=cloudpickle, pickle_protocol=pickle.DEFAULT_PROTOCOL)
-
-
-def _unpicklable(parts: dict[str, Any], path: Path) -> str:
-    for name, part in parts.items():
-        try:
-            _dump(part, path)
-        except (AttributeError, TypeError, ValueError, pickle.PicklingError):
-            return name
-    return "trainer"
 
 
 def _start(rank: int, num_nodes: int, folder: Path) -> _Node:
     ours, theirs = multiprocessing.Pipe()
     with theirs:  # else the end of the process would not close the pipe
-        about = {"path": [p for p in sys.path if isinstance(p, str)], "argv": sys.argv}
-        about["node"] = [rank, num_nodes, str(folder), theirs.fileno()]
+        node = [rank, num_nodes, str(folder), theirs.fileno()]
+        about = {"path": [p for p in sys.path if isinstance(p, str)], "argv": sys.argv, "node": node}
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", BOOT, json.dumps(about)],
             stdin=subprocess.DEVNULL,
@@ -166,11 +156,14 @@ def _start(rank: int, num_nodes: int, folder: Path) -> _Node:
 def _listen(nodes: list[_Node], events: Events, should_stop: Callable[[], bool]) -> None:
     """Listen until all nodes have reported, or one has failed. Raises NodeFailed."""
     give_up, has_stopped = float("inf"), False
-    while (waiting := {n.pipe: n for n in nodes if not n.is_done}) and time.monotonic() < give_up:
-        for pipe in wait(list(waiting), timeout=POLL):
-            waiting[pipe].listen(events)
-        for node in nodes:
-            node.look()
+    while (waiting := [node for node in nodes if not node.is_done]) and time.monotonic() < give_up:
+        ready = wait([node.pipe for node in waiting], timeout=POLL)
+        for node in waiting:
+            if node.pipe in ready:
+                node.listen(events)
+        for node in nodes:  # a process may be gone while another that it had started still holds its end of the pipe
+            if not node.is_done and node.process.poll() is not None and not node.pipe.poll():
+                node.ended()
         failed = [node for node in nodes if node.failure]
         if any(not node.lost_a_peer for node in failed):
             break
@@ -218,3 +211,32 @@ def _hear_parent(pipe: Connection, stop: threading.Event, folder: str) -> None:
     except (EOFError, OSError):
         shutil.rmtree(folder, ignore_errors=True)
         os.killpg(0, signal.SIGKILL)
+
+
+def end_with_launcher() -> None:
+    """End this process when its launcher is killed, which then cannot stop its ranks."""
+    launcher = int(os.environ.get(LAUNCHER) or os.getppid())
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(POLL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def run_as_rank(arguments: list[str]) -> None:
+    """Run a script, or a module after `-m`, as Python itself does; an exception is written down for the launcher."""
+    end_with_launcher()
+    is_module = arguments[0] == "-m"
+    sys.argv = arguments[is_module:]
+    if is_module:
+        record(runpy.run_module)(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        if not sys.flags.safe_path:
+            sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+        record(runpy.run_path)(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    run_as_rank(sys.argv[1:])

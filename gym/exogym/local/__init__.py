@@ -1,1 +1,0 @@
-"""Processes of one machine, or of a launched script, that are ranks: how they start, meet and end."""
