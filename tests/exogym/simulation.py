@@ -42,7 +42,7 @@ TRACED = (
     *("train_node.py", "micro_batches.py"),
     *("rounds/round.py", "rounds/hidden.py", "rounds/shares.py", "rounds/validation.py", "rounds/progress.py"),
     *("node_state.py", "saved_states.py", "state_sync.py", "elastic.py"),
-    *("diloco.py", "all_reduce.py", "buckets.py", "strategy.py", "optim.py", "communicate_optimize.py", "in_flight.py"),
+    *("diloco.py", "all_reduce.py", "strategy.py", "optim.py", "communicate_optimize.py", "in_flight.py"),
     *("federated_averaging.py", "sparta.py", "parameter_server.py", "demo.py"),
 )
 

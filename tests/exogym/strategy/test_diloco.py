@@ -9,8 +9,8 @@ from exogym import AllReduceStrategy, DiLoCoStrategy, FlatParameters, SingleComm
 from exogym.errors import RanksDiverged, SettingError
 from exogym.flat import digest
 from exogym.strategy import OptimSpec
+from exogym.strategy.communication_module import Draft
 from exogym.strategy.diloco import DiLoCoCommunicator
-from exogym.strategy.draft import Draft
 
 PAPER = {"outer_momentum": 0.9}  # Nesterov, outer lr 0.7
 

@@ -14,7 +14,7 @@ from exogym.comm.threads import ThreadComm
 from exogym.errors import SettingError
 from exogym.strategy import DiLoCoConfig, OptimSpec, ParameterServerConfig
 from exogym.strategy.moments import EVERY, FEW, MOMENT, Moments, SharedMoments, due
-from exogym.strategy.quantize import BLOCK, get_float8, put_float8
+from exogym.strategy.wire import BLOCK, _get, _put
 
 ALL = slice(0, 8)
 
@@ -95,8 +95,8 @@ def through_float8(values):
         torch.empty(4 * values.numel() // BLOCK + values.numel(), dtype=torch.uint8),
         torch.empty(values.shape),
     )
-    put_float8(values, sent, arrived)
-    get_float8(sent, arrived)
+    _put(values, sent, "float8", arrived, feeds_back=False)
+    _get(sent, arrived, "float8")
     return arrived
 
 

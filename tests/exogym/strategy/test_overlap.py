@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from exogym import AllReduceStrategy, FlatParameters, SingleComm
 from exogym.errors import SettingError
-from exogym.strategy.buckets import divide
+from exogym.strategy.all_reduce import divide
 
 EACH_ALONE = 1e-6  # bucket_mb: no two parameters share a bucket
 MB = 1 << 20

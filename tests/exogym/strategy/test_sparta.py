@@ -6,9 +6,9 @@ from torch import nn
 
 from exogym import DiLoCoStrategy, FedAvgStrategy, FlatParameters, SingleComm, SPARTADiLoCoStrategy, SPARTAStrategy
 from exogym.errors import SettingError
-from exogym.strategy.draft import Draft
-from exogym.strategy.quantize import BLOCK, dequantized, quantized
+from exogym.strategy.communication_module import Draft
 from exogym.strategy.sparta import SparseCommunicator, largest
+from exogym.strategy.wire import BLOCK, dequantized, quantized
 
 
 class Vector(nn.Module):

@@ -10,8 +10,7 @@ from exogym import DiLoCoStrategy, FlatParameters, ParameterServerStrategy, Sing
 from exogym.errors import SettingError
 from exogym.strategy.diloco_settings import WIRES
 from exogym.strategy.parameter_server import ServerCommunicator
-from exogym.strategy.quantize import BLOCK
-from exogym.strategy.wire import AT_ONCE, LAST, WireSum, _bytes, _get, _pieces, _round_off
+from exogym.strategy.wire import AT_ONCE, BLOCK, LAST, WireSum, _bytes, _get, _pieces, _round_off
 
 ROUNDED = [wire for wire in WIRES if wire != "float32"]
 STEPS = {"int4": 7, "int8": 127, LAST: 32767}  # from 0 to the largest value of a block
