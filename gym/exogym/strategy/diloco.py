@@ -78,9 +78,9 @@ class DiLoCoCommunicator(CommunicationModule):
         self._exchanges = 0
 
     def begin(self) -> None:
-        part = due(self._exchanges, self.parameters.num_parameters)
-        is_now = self._moments and part.start < part.stop and not self.is_last
-        self._own_moments = self._moments.read(part) if self._moments and is_now else None
+        self._own_moments, part = None, due(self._exchanges, self.parameters.num_parameters)
+        if self._moments and part.start < part.stop and not self.is_last:
+            self._own_moments = self._moments.read(part)
 
     def exchange(self, draft: Draft, samples: int, stopping: bool) -> Exchanged:
         """Sum the ranks' changes; the result is of the type Means."""
@@ -199,12 +199,6 @@ class DiLoCoStrategy(OverlappingStrategy):
     @property
     def overlap_steps(self) -> int:
         return self.config.overlap_steps
-
-    @property
-    def outer(self) -> torch.optim.Optimizer:
-        module = self.modules[-1]
-        assert isinstance(module, DiLoCoCommunicator)
-        return module.outer
 
     # What makes a step count by how much of the work of all ranks it is.
 

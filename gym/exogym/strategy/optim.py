@@ -165,12 +165,6 @@ def fading(optimizer: Optimizer, steps: int) -> Iterator[None]:
             group["betas"] = betas
 
 
-def scale_grads(parameters: Iterable[Tensor], factor: float) -> None:
-    grads = [p.grad for p in parameters if p.grad is not None]
-    if grads:
-        torch._foreach_mul_(grads, factor)
-
-
 def clip(parameters: Iterable[Tensor], max_norm: float | None, *, scale: float = 1.0) -> float:
     """Multiply gradients by `scale`, then clip them to `max_norm`, in one pass over them.
 

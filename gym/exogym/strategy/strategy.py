@@ -17,7 +17,7 @@ from exogym.config import check_keys
 from exogym.errors import SettingError
 from exogym.flat import FlatParameters, is_finite
 from exogym.strategy.communication_module import Payload
-from exogym.strategy.optim import Schedule, clip, inner_optimizer, named, scale_grads
+from exogym.strategy.optim import Schedule, clip, inner_optimizer, named
 from exogym.strategy.strategy_settings import StrategyConfig
 
 ALIASES = {"inner_lr": "lr", "lr_scheduler": "schedule"}  # other names that a constructor takes
@@ -160,9 +160,11 @@ class Strategy:
         Gradients that are not finite are left out, see StepResult.skipped.
         """
         self.weight, self.samples, self._own_grads = weight, samples, None
+        scale, grads = 1 / weight if weight else 0.0, []
         for p in self.parameters.parameters:  # all ranks must make the same calls, whoever has a gradient
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        scale_grads(self.parameters.parameters, 1 / weight if weight else 0.0)
+            grads.append(p.grad)
+        torch._foreach_mul_(grads, scale)
         return StepResult(lr=self.schedule.set(self.steps))
 
     @property

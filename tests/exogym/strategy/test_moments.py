@@ -1,5 +1,6 @@
 """Second moments that ranks share: the mean of all, in 8 bits, as if it had been there from the beginning."""
 
+import itertools
 from itertools import pairwise
 
 import pytest
@@ -153,12 +154,12 @@ def test_each_travels_once_in_so_many_rounds(count, begun):
     assert max(part.stop - part.start for part in turns) <= -(-count // parts)
 
 
-def test_it_needs_adam():
+def test_it_needs_adam_as_scale_lr_does():
     for inner in (OptimSpec("adam"), torch.optim.AdamW, OtherArithmetic):
-        DiLoCoConfig(share_moments=True, inner_optim=inner)
-    for inner in ("sgd", torch.optim.RMSprop):
-        with pytest.raises(SettingError, match="share_moments needs"):
-            DiLoCoConfig(share_moments=True, inner_optim=inner)
+        DiLoCoConfig(share_moments=True, scale_lr=True, inner_optim=inner)
+    for inner, name in itertools.product(("sgd", torch.optim.RMSprop), ("share_moments", "scale_lr")):
+        with pytest.raises(SettingError, match=f"{name} needs inner_optim adam or adamw"):
+            DiLoCoConfig(**{name: True}, inner_optim=inner)
     with pytest.raises(SettingError, match="share_moments"):
         ParameterServerConfig(share_moments=True)
     assert DiLoCoStrategy(share_moments=True).config.share_moments
