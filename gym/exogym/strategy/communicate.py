@@ -172,8 +172,8 @@ def _check_rank(name: str, rank: int, comm: Comm) -> None:
 def _checked_parts(what: str, tensor: Tensor, parts: Sequence[Tensor] | None, comm: Comm) -> Sequence[Tensor]:
     """Return `parts`. Raises SettingError unless there is one for each rank, each like `tensor`."""
     parts, wanted = [] if parts is None else parts, (tuple(tensor.shape), tensor.dtype)
-    if len(parts) != comm.world_size:
-        raise SettingError(f"{what}: one part for each of the {comm.world_size} ranks, not {len(parts)}")
+    if (count := len(parts)) != comm.world_size:
+        raise SettingError(f"{what}: one part for each of the {comm.world_size} ranks, not {count}")
     for number, part in enumerate(parts):
         if (tuple(part.shape), part.dtype) != wanted:
             raise SettingError(

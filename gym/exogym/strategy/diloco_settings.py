@@ -1,4 +1,4 @@
-"""Settings of DiLoCo, with and without a parameter server; they import no torch."""
+"""Settings of DiLoCo; they import no torch."""
 
 from __future__ import annotations
 
@@ -89,20 +89,6 @@ class DiLoCoConfig(StrategyConfig):
         nesterov = momentum > 0 if self.nesterov is None else self.nesterov
         lr = (0.7 if momentum else 1.0) if self.outer_lr is None else self.outer_lr
         return OptimSpec(name="sgd", lr=lr, momentum=momentum, nesterov=nesterov)
-
-
-@register("parameter_server", "exogym.strategy.parameter_server:ParameterServerStrategy")
-@dataclass(frozen=True, kw_only=True)
-class ParameterServerConfig(DiLoCoConfig):
-    """DiLoCo with a server: rank 0 alone holds the outer optimizer, and sends the new weights to the others."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.wire != "float32":
-            raise SettingError(f"wire = {self.wire}: a parameter server sends float32 only. Remove it, or take diloco")
-        refuse_overlap("a parameter server", self.overlap_steps)
-        if self.share_moments:
-            raise SettingError("share_moments: a parameter server keeps no moments. Remove it, or take diloco")
 
 
 def _is_adam(optim: Optim) -> bool:

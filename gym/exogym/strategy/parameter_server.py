@@ -12,7 +12,7 @@ from exogym.comm.comm import Comm
 from exogym.flat import FlatParameters
 from exogym.strategy.communication_module import Draft, Exchanged, Payload
 from exogym.strategy.diloco import NOT_FINITE, DiLoCoCommunicator, DiLoCoStrategy
-from exogym.strategy.diloco_settings import ParameterServerConfig
+from exogym.strategy.parameter_server_settings import ParameterServerConfig
 
 SERVER = 0
 
