@@ -41,7 +41,7 @@ LAYERS = {
         "whisper_tuner.data.formats",
         "whisper_tuner.model",
     ],
-    "the loop": ["exogym", "exogym.local", "exogym.rounds"],
+    "the loop": ["exogym", "exogym.rounds"],
     "its methods": ["exogym.samplers", "exogym.state", "exogym.strategy"],
     "its group": [
         "exogym.comm",
@@ -175,11 +175,11 @@ def test_the_lab_stays_in_tests():
 
 
 def test_only_the_users_own_model_is_unpickled():
-    """Its hash is checked first; local_nodes.py reads what its own parent process wrote into a private folder."""
+    """Its hash is checked first; nodes.py reads what its own parent process wrote into a private folder."""
     pickling = re.compile("weights_only=False|_object_list|gather_object")
     found = importers("pickle|cloudpickle|marshal|shelve|dill")
     found |= {name for name, path in modules(PROJECT).items() if pickling.search(path.read_text(encoding="utf-8"))}
-    assert found == {"distributed.fit", "distributed.worker.user_model", "exogym.local.nodes"}
+    assert found == {"distributed.fit", "distributed.worker.user_model", "exogym.nodes"}
 
 
 def test_gym_is_a_folder_and_no_package():

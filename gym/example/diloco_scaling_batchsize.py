@@ -13,8 +13,7 @@ import csv
 from itertools import product
 from pathlib import Path
 
-from comparison import Outcome, show, train
-from digits import DigitModel, accuracy, load_digits
+from comparison import DigitModel, Outcome, accuracy, load_digits, show, train
 
 from exogym import DiLoCoStrategy
 

@@ -12,8 +12,7 @@ import argparse
 from collections.abc import Callable
 
 import torch
-from comparison import Outcome, show, train
-from digits import DigitModel, accuracy, load_digits
+from comparison import DigitModel, Outcome, accuracy, load_digits, show, train
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from comparison import show, train
-from digits import load_digits
+from comparison import accuracy, load_digits, show, train
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -78,13 +77,6 @@ class ConvolutionalModel(nn.Module):
     def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         pixels, labels = batch  # [B, 1, H, W], [B]
         return nn.functional.cross_entropy(self.layers(pixels), labels)
-
-
-@torch.no_grad()
-def accuracy(model: ConvolutionalModel, data: TensorDataset) -> float:
-    pixels, labels = data.tensors
-    right = [(model.layers(x).argmax(1) == y).sum() for x, y in zip(pixels.split(500), labels.split(500), strict=True)]
-    return (sum(right) / len(labels)).item()
 
 
 def main() -> None:

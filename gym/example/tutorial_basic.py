@@ -10,7 +10,7 @@ import argparse
 import copy
 
 import torch
-from digits import accuracy, load_digits
+from comparison import accuracy, load_digits
 from torch import nn
 
 from exogym import AllReduceStrategy, DiLoCoStrategy, LocalTrainer

@@ -9,8 +9,7 @@ import argparse
 from dataclasses import dataclass
 
 import torch
-from comparison import show, train
-from digits import DigitModel, accuracy, load_digits
+from comparison import DigitModel, accuracy, load_digits, show, train
 
 from exogym import AllReduceStrategy, CommunicateOptimizeStrategy, CommunicationModule, Strategy, StrategyConfig
 from exogym.config import setting

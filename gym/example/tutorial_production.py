@@ -10,7 +10,7 @@ import csv
 import tempfile
 from pathlib import Path
 
-from digits import DigitModel, accuracy, load_digits
+from comparison import DigitModel, accuracy, load_digits
 
 from exogym import ConsoleLogger, CSVLogger, DiLoCoStrategy, LaunchedTrainer, LocalTrainer
 from exogym.launch import launch

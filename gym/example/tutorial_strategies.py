@@ -8,8 +8,7 @@ All start from the same weights and see the same images. docs/strategies.md says
 
 import argparse
 
-from comparison import show, train
-from digits import DigitModel, accuracy, load_digits
+from comparison import DigitModel, accuracy, load_digits, show, train
 
 from exogym.strategy import (
     AllReduceStrategy,

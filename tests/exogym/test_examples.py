@@ -14,7 +14,7 @@ import pytest
 
 PROJECT = Path(__file__).parents[2]
 EXAMPLES = PROJECT / "gym" / "example"
-SHARED = {"digits", "comparison"}
+SHARED = {"comparison"}
 
 
 def run(name: str, *arguments: str | Path) -> str:
@@ -43,7 +43,7 @@ def test_every_script_has_a_test():
 def test_mnist_from_its_files(tmp_path, monkeypatch):
     """Scikit-learn's digits enlarged to 24x24, in files like those of MNIST."""
     monkeypatch.syspath_prepend(EXAMPLES)
-    from digits import load_digits
+    from comparison import load_digits
 
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)
     for part, data in zip(("train", "t10k"), load_digits(), strict=True):

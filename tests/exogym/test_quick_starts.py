@@ -169,5 +169,5 @@ def test_the_readme_has_all_files():
     for folder in ("exogym", "example"):
         items = [item for item in (PROJECT / "gym" / folder).iterdir() if not item.name.startswith("__")]
         found |= {item.name + "/" * item.is_dir() for item in items if item.is_dir() or item.suffix == ".py"}
-    shared = {"digits.py", "comparison.py"}  # what the examples share, no scripts
+    shared = {"comparison.py"}  # what the examples share, no script
     assert named == found - shared

@@ -1,16 +1,16 @@
-"""Makes records of the events of all ranks: when the ranks' steps are complete, and what belongs to which record."""
+"""Records of a run's figures, made of the events of all ranks: when steps are complete, and what belongs to which."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from exogym.config import at_least
 
-from .event import Event
-from .record import Record, Spent, Sums, of_losses
+from .event import Event, Mean
 
 DEFAULT_INTERVAL = 10  # optimizer steps
 IN_TRANSIT = 8  # steps of one rank whose events may still be under way when another's have come
@@ -18,6 +18,7 @@ REPEATED = (  # at the end, from the last record that had them
     *("step", "epoch", "ranks", "loss", "perplexity", "lr"),
     *("val_loss", "val_perplexity", "local_val_loss", "local_val_perplexity"),
 )
+FIGURES = ("validation", "correlation")  # kinds of events besides steps that are records
 Rank = Hashable
 
 
@@ -90,7 +91,8 @@ class Summary:
         return [*records, self._record("end", figures)]
 
     def _add_step(self, rank: Rank, event: Event) -> None:
-        step, replaced = event["step"], event
+        step = event["step"]
+        replaced: Event | None = event
         if step > self._given.get("train", 0):
             steps = self._open.setdefault(-(-step // self.log_interval) * self.log_interval, {})
             replaced = steps.get((rank, step))
@@ -102,8 +104,8 @@ class Summary:
     def _add_agreement(self, rank: Rank, event: Event) -> None:
         """Add what a round cost that ends after its last step; else the step that ended it has told that."""
         told = self._told.get(rank)
-        if told is None or told["step"] != event["step"] or not Spent.of_step(told):
-            self._late.add(Spent.of_round(event))
+        if told is None or told["step"] != event["step"] or Spent.of_step(told) == Spent():
+            self._late.add(Spent(event.get("bytes") or 0, event.get("seconds") or 0.0))
         if event["type"] == "round":
             self._agreed = event["step"]
 
@@ -114,22 +116,30 @@ class Summary:
         for rank in [rank for rank, step in self._reached.items() if step < oldest]:
             del self._reached[rank]
             self._told.pop(rank, None)
+        slowest = min(self._reached.values())
+        assert self._first is not None, "some rank has told something"
         is_waited_for = len(self._reached) < self._num_nodes and self._first >= oldest
-        return min([*self._reached.values(), *([self._first] if is_waited_for else [])])
+        return min(slowest, self._first) if is_waited_for else slowest
 
     def _complete(self, until: float) -> Iterator[Record]:
         """Records up to this step, in the order of steps."""
         open_until = math.inf if until >= self._total_steps else until  # the last interval may be shorter
-        ended = [(max(step for _, step in steps), 0, end) for end, steps in self._open.items() if end <= open_until]
-        others = [(step, 1, kind) for kind, step in self._waiting if step <= until]
-        for step, _, what in sorted([*ended, *others], key=lambda entry: entry[:2]):
-            if isinstance(what, int):
-                self._given["train"] = step
-                yield self._record("train", self._of_steps(self._open.pop(what)))
-            else:
-                self._given[what] = step
-                event = self._waiting.pop((what, step))
-                yield self._record(what, _at(event) | FIGURES[what](event))
+        ended = [(max(step for _, step in steps), 0, "train", end) for end, steps in self._open.items()]
+        ended = [entry for entry in ended if entry[-1] <= open_until]
+        others = [(step, 1, kind, step) for kind, step in self._waiting if step <= until]
+        for step, _, kind, end in sorted([*ended, *others], key=lambda entry: entry[:2]):
+            self._given[kind] = step
+            if kind == "train":
+                yield self._record(kind, self._of_steps(self._open.pop(end)))
+                continue
+            event = self._waiting.pop((kind, step))
+            if kind == "correlation":
+                figures: dict[str, Any] = {"correlation": event.get("value")}
+            else:  # a validation has only one loss where ranks have the same weights
+                figures = of_losses(
+                    val_loss=event.get("loss"), local_val_loss=event.get("local_loss", event.get("loss"))
+                )
+            yield self._record(kind, _at(event) | figures)
 
     def _of_steps(self, steps: dict[tuple[Rank, int], Event]) -> dict[str, Any]:
         sums = Sums.of(steps.values())
@@ -149,21 +159,138 @@ class Summary:
         }
 
     def _record(self, kind: str, figures: dict[str, Any]) -> Record:
+        assert self._began is not None, "there was an event"
         self._last |= {key: figures[key] for key in REPEATED if figures.get(key) is not None}
         return Record(kind=kind, seconds=self._clock() - self._began, **figures)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Figures at one optimizer step. What is not known, or does not belong to the kind, is None.
+
+    kind: "train" sums up the last `log_interval` steps, "end" the whole run; besides "validation" and "correlation".
+    epoch: counted from 1. seconds: since the first event. ranks: how many took part.
+    loss: weighted by target tokens, over these steps and all ranks; at the end, that of the last interval.
+    val_loss: of the averaged model. local_val_loss: the mean of the ranks' own models. Perplexities are exp of a loss.
+    samples_per_s, tokens_per_s: of all ranks together, validation and checkpoints apart. Where the model gives a bare
+    loss, tokens are samples.
+    bytes_per_step, bytes_total: sent by all ranks together in exchanges, since this process began; the first weights,
+    validation and checks are apart.
+    bandwidth: bytes a second that one rank sent on average while it was in an exchange, waiting included.
+    memory: bytes, of the rank that held most. correlation: see mean_correlation.
+    """
+
+    kind: str
+    step: int
+    epoch: int
+    seconds: float
+    ranks: int | None = None
+    loss: float | None = None
+    perplexity: float | None = None
+    val_loss: float | None = None
+    val_perplexity: float | None = None
+    local_val_loss: float | None = None
+    local_val_perplexity: float | None = None
+    correlation: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    bytes_per_step: float | None = None
+    bytes_total: int | None = None
+    bandwidth: float | None = None
+    memory: int | None = None
+
+    def figures(self) -> dict[str, float]:
+        """Return what is known, without kind and step."""
+        return {key: value for key, value in vars(self).items() if value is not None and key not in ("kind", "step")}
+
+
+@dataclass
+class Spent:
+    """On exchanges: bytes sent, and seconds of all ranks."""
+
+    bytes: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def of_step(cls, event: Event) -> Spent:
+        return cls(event.get("bytes") or 0, event.get("seconds_exchanging") or 0.0)
+
+    def add(self, other: Spent) -> None:
+        self.bytes += other.bytes
+        self.seconds += other.seconds
+
+
+@dataclass
+class Sums:
+    """Over steps and ranks. steps: optimizer steps, however many ranks made them; duration: seconds that they took."""
+
+    loss: Mean = field(default_factory=Mean)
+    norm: Mean = field(default_factory=Mean)
+    samples: int = 0
+    tokens: float = 0.0
+    steps: int = 0
+    duration: float = 0.0
+    memory: int = 0
+    spent: Spent = field(default_factory=Spent)
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Sums:
+        """events: of steps, at least one."""
+        sums, events = cls(), list(events)
+        for event in events:
+            tokens, loss, norm = event.get("tokens") or 0, event.get("loss"), event.get("grad_norm")
+            if loss is not None and math.isfinite(loss):
+                sums.loss.add(loss * tokens, tokens)
+            if norm is not None and math.isfinite(norm):
+                sums.norm.add(norm, 1)
+            sums.samples += event.get("samples") or 0
+            sums.tokens += tokens
+            sums.memory = max(sums.memory, event.get("memory") or 0)
+            sums.spent.add(Spent.of_step(event))
+        sums.steps = len({event["step"] for event in events})
+        # Of the mean rank: one that is lost has made fewer steps, and one that is fast waits in the last of a round.
+        sums.duration = sum(event.get("seconds") or 0.0 for event in events) / len(events) * sums.steps
+        return sums
+
+    def add(self, other: Sums) -> None:
+        """Add all but losses and norms, which are of an interval only."""
+        self.samples += other.samples
+        self.tokens += other.tokens
+        self.steps += other.steps
+        self.duration += other.duration
+        self.memory = max(self.memory, other.memory)
+        self.spent.add(other.spent)
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "grad_norm": self.norm.value(),
+            "samples_per_s": _ratio(self.samples, self.duration),
+            "tokens_per_s": _ratio(self.tokens, self.duration),
+            "bytes_per_step": _ratio(self.spent.bytes, self.steps),
+            "bandwidth": _ratio(self.spent.bytes, self.spent.seconds),
+            "memory": self.memory or None,
+        }
+
+
+def of_losses(**losses: float | None) -> dict[str, float | None]:
+    """Return each loss with its perplexity; None for one that is not finite."""
+    found: dict[str, float | None] = {}
+    for name, loss in losses.items():
+        found[name] = found[name.replace("loss", "perplexity")] = None
+        if loss is not None and math.isfinite(loss):
+            found[name] = loss
+            try:
+                found[name.replace("loss", "perplexity")] = math.exp(loss)
+            except OverflowError:
+                found[name.replace("loss", "perplexity")] = math.inf
+    return found
 
 
 def _at(event: Event) -> dict[str, int]:
     return {"step": event["step"], "epoch": event.get("epoch", 0) + 1}
 
 
-def _validation(event: Event) -> dict[str, Any]:
-    """Read a validation's losses; there is only one where ranks have the same weights."""
-    return of_losses(val_loss=event.get("loss"), local_val_loss=event.get("local_loss", event.get("loss")))
-
-
-def _correlation(event: Event) -> dict[str, Any]:
-    return {"correlation": event.get("value")}
-
-
-FIGURES = {"validation": _validation, "correlation": _correlation}
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -15,9 +15,8 @@ from urllib.request import getproxies
 from exogym.errors import SettingError
 
 from .event import Event
-from .folder_loggers import PROJECT
-from .logger import Logger
-from .record import Record
+from .logger import PROJECT, Logger
+from .summary import Record
 
 CONNECT_S = 5.0
 INIT_S = 20.0  # for W&B's server to answer; then the run is kept offline
@@ -50,7 +49,7 @@ class WandbLogger(Logger):
             raise SettingError("WandbLogger needs a package: pip install 'wandb>=0.31,<1'")
         if mode is not None and mode not in MODES:
             raise SettingError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
-        self._about = {"project": project or PROJECT, "name": experiment_name}
+        self._project, self._name = project or PROJECT, experiment_name
         self._config, self._mode, self._directory = dict(config or {}), mode, directory
         self.run: Any = None  # wandb's, once training has begun
 
@@ -107,7 +106,13 @@ class WandbLogger(Logger):
         settings = wandb.Settings(console="off", init_timeout=INIT_S, finish_timeout=FINISH_S)
         directory = None if self._directory is None else str(self._directory)
         return wandb.init(
-            **self._about, config=config, mode=mode, dir=directory, reinit="create_new", settings=settings
+            project=self._project,
+            name=self._name,
+            config=config,
+            mode=mode,  # type: ignore[arg-type]  # checked by us, or by wandb where the environment has it
+            dir=directory,
+            reinit="create_new",
+            settings=settings,
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from itertools import accumulate, islice, pairwise
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -40,6 +40,14 @@ class BatchSource(Protocol):
         """
 
 
+class MapDataset(Protocol):
+    """A data set whose samples have numbers, as torch's map-style ones, lists and tensors do."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Any: ...
+
+
 @dataclass(eq=False, repr=False)
 class DatasetSamples:
     """Any map-style dataset as an ElasticSampler wants it: what is left of an epoch's shuffle in turn.
@@ -49,7 +57,7 @@ class DatasetSamples:
     if it has one, is called as an epoch begins.
     """
 
-    dataset: Dataset
+    dataset: MapDataset
     _: KW_ONLY
     batch_size: int = 16
     minibatch_size: int | None = None
@@ -93,19 +101,15 @@ class DatasetSamples:
         weights: Sequence[float],
         steps_before: int = 0,
     ) -> list[list[list[int]]]:
-        order = self.order(epoch)
-        order = order.tolist() if left is None else order[left[order]].tolist()
+        numbers = self.order(epoch)
+        order: list[int] = (numbers if left is None else numbers[left[numbers]]).tolist()
         size = self.batch_size
-        if len(set(weights)) > 1:
-            return self._by_weight(order, weights)
         steps = math.ceil(len(order) / (size * len(members)))
-        own = [order[n :: len(members)] for n in range(len(members))]
-        return [[mine[step * size : (step + 1) * size] for step in range(steps)] for mine in own]
-
-    def _by_weight(self, order: list[int], weights: Sequence[float]) -> list[list[list[int]]]:
-        """Larger batches for those with more weight; a mean of batch_size over all members and steps."""
-        steps = math.ceil(len(order) / (self.batch_size * len(weights)))
-        # Exact, so that no rounding can come out differently on another machine.
+        if len(set(weights)) <= 1:
+            own = [order[n :: len(members)] for n in range(len(members))]
+            return [[mine[step * size : (step + 1) * size] for step in range(steps)] for mine in own]
+        # Larger batches for those with more weight; a mean of batch_size over all members and steps. Exact, so that no
+        # rounding can come out differently on another machine.
         parts = list(accumulate(map(Fraction, weights)))
         ends = [len(order) * part // parts[-1] for part in parts]
         sizes = spread([end - begin for begin, end in pairwise([0, *ends])], steps)
@@ -122,12 +126,10 @@ class DatasetSamples:
             self.dataset.set_epoch(epoch)
 
     def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
-        return map(self._micro_batches, steps)
-
-    def _micro_batches(self, step: Sequence[int]) -> list[Batch]:
-        size = self.minibatch_size or self.batch_size
-        parts = [step[at : at + size] for at in range(0, len(step), size)]
-        return list(DataLoader(self.dataset, batch_sampler=parts, collate_fn=self.collate)) if parts else []
+        data, size = cast("Dataset[Any]", self.dataset), self.minibatch_size or self.batch_size
+        for step in steps:
+            parts = [list(step[at : at + size]) for at in range(0, len(step), size)]
+            yield list(DataLoader(data, batch_sampler=parts, collate_fn=self.collate)) if parts else []
 
 
 @dataclass(eq=False, repr=False)
@@ -154,29 +156,25 @@ class DatasetBatches(DatasetSamples):
         return self.read(order[at : at + self.batch_size] for at in starts)
 
 
-def described(dataset: Dataset) -> str:
+def described(dataset: MapDataset) -> str:
     """Describe a data set without reading it all, to tell it from others.
 
     It gives type, length, and the first and the last sample where these are the same each time that they are read.
     Floats are rounded, since they may have been computed on another machine, and paths are left out.
     """
-    about = [type(dataset).__qualname__, len(dataset)]
+    about, ends = [type(dataset).__qualname__, str(len(dataset))], []
     before = random_state(torch.device("cpu"))
     try:
-        once, again = (_ends(dataset) for _ in range(2))
+        for _ in range(2):
+            random.seed(0)
+            np.random.seed(0)
+            torch.default_generator.manual_seed(0)  # not that of an accelerator, which nobody would put back
+            ends.append(_told([dataset[n] for n in (0, len(dataset) - 1)]))
     except Exception:  # of whatever kind: a file that is not on this machine, a generator that has run out
-        once, again = "", None
+        return " ".join(about)
     finally:
         set_random_state(before, torch.device("cpu"))
-    return " ".join(map(str, [*about, *([once] if once == again else [])]))
-
-
-def _ends(dataset: Dataset) -> str:
-    """Return the first and the last sample, with the same random numbers each time."""
-    random.seed(0)
-    np.random.seed(0)
-    torch.default_generator.manual_seed(0)  # not that of an accelerator, which nobody would put back
-    return _told([dataset[n] for n in (0, len(dataset) - 1)])
+    return " ".join([*about, *ends[:1]] if ends[0] == ends[1] else about)
 
 
 def _told(value: Any) -> str:

@@ -244,7 +244,7 @@ class FixedSampler:
             raise SettingError("there is nothing to train on: no rank has a sample")
         if not self.may_be_lengthened or self.steps_per_epoch == longest:
             return False
-        self.source.steps_per_epoch = longest
+        self.source.steps_per_epoch = longest  # type: ignore[misc]  # of a source that says it may be
         return True
 
     def mark_done(self, since: Place, until: Place, members: Sequence[str]) -> None:

@@ -78,15 +78,14 @@ def scatter(tensor: Tensor, parts: Sequence[Tensor] | None = None, src: int = 0)
     """Replace `tensor` on each rank by its own of the `parts` that rank `src` has; the others pass none."""
     comm = current()
     _check_rank("src", src, comm)
-    if comm.rank == src:
-        _check_parts("scatter", tensor, parts, comm)
-    elif parts is not None:
+    if comm.rank != src and parts is not None:
         raise SettingError(f"scatter: only rank {src}, which is src, has parts; this is rank {comm.rank}")
+    checked = _checked_parts("scatter", tensor, parts, comm) if comm.rank == src else []
     with _flat(tensor, comm) as flat:
         if comm.rank == src:
             for dst in _others(comm):
-                comm.send(_bytes(_copy(parts[dst], comm)), dst)
-            flat.copy_(_copy(parts[src], comm))
+                comm.send(_bytes(_copy(checked[dst], comm)), dst)
+            flat.copy_(_copy(checked[src], comm))
         else:
             comm.recv(_bytes(flat), src)
     return tensor
@@ -110,8 +109,8 @@ def reduce_scatter(tensor: Tensor, parts: Sequence[Tensor], op: str = "sum") -> 
     """Replace `tensor` on each rank by the sum, mean or max of the ranks' `parts` for it: `parts[rank]`."""
     comm = current()
     _check_op(op, tensor)
-    _check_parts("reduce_scatter", tensor, parts, comm)
-    received = exchange(comm, [_bytes(_copy(part, comm)) for part in parts], range(comm.world_size))
+    checked = _checked_parts("reduce_scatter", tensor, parts, comm)
+    received = exchange(comm, [_bytes(_copy(part, comm)) for part in checked], range(comm.world_size))
     of_ranks = [flat.view(tensor.dtype) for flat in received]
     with _flat(tensor, comm) as flat:
         flat.copy_(fold(torch.maximum if op == "max" else torch.add, of_ranks))
@@ -170,13 +169,14 @@ def _check_rank(name: str, rank: int, comm: Comm) -> None:
         raise SettingError(f"{name} must be a rank from 0 to {comm.world_size - 1}, not {rank}")
 
 
-def _check_parts(what: str, tensor: Tensor, parts: Sequence[Tensor] | None, comm: Comm) -> None:
-    """Raise SettingError unless there is a part for each rank, each like `tensor`."""
-    count, wanted = 0 if parts is None else len(parts), (tuple(tensor.shape), tensor.dtype)
-    if count != comm.world_size:
+def _checked_parts(what: str, tensor: Tensor, parts: Sequence[Tensor] | None, comm: Comm) -> Sequence[Tensor]:
+    """Return `parts`. Raises SettingError unless there is one for each rank, each like `tensor`."""
+    parts, wanted = [] if parts is None else parts, (tuple(tensor.shape), tensor.dtype)
+    if (count := len(parts)) != comm.world_size:
         raise SettingError(f"{what}: one part for each of the {comm.world_size} ranks, not {count}")
     for number, part in enumerate(parts):
         if (tuple(part.shape), part.dtype) != wanted:
             raise SettingError(
                 f"{what}: part {number} is {tuple(part.shape)} {part.dtype}, not {wanted[0]} {wanted[1]}"
             )
+    return parts

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from exogym.comm.comm import Background, Comm
-from exogym.config import check_whole
 from exogym.errors import SettingError
-from exogym.flat import FlatParameters, digest
-from exogym.strategy.draft import Draft
-from exogym.strategy.in_flight import InFlight
+from exogym.flat import digest
+from exogym.strategy.communication_module import CommunicationModule, Draft, Exchanged
 from exogym.strategy.optim import clip
 from exogym.strategy.strategy import StepResult, Strategy
 from exogym.strategy.strategy_settings import StrategyConfig
@@ -24,85 +19,6 @@ from exogym.strategy.strategy_settings import StrategyConfig
 # Steps in which the learning rate of an inner optimizer without moments rises. Measured on the bundled model, of two
 # ranks one new in mid-run: without, the loss was 0.03 to 0.06 higher for six rounds, and hardly at all with it.
 RAMP_STEPS = 20
-
-
-class Exchanged(NamedTuple):
-    """The outcome of a module's collectives.
-
-    stop: some rank asked to stop. skipped: why this rank's part did not count.
-    """
-
-    result: Any
-    stop: bool
-    skipped: str = ""
-
-
-@dataclass(kw_only=True, eq=False)
-class CommunicationModule(ABC):
-    """One way to bring the ranks' weights together, every `interval` optimizer steps.
-
-    Its fields are its settings; what it keeps is its state.
-
-    agrees: all ranks have the same weights after it. is_round: its exchanges are counted as rounds.
-    is_exact: its state is the same on all ranks, to the bit. is_last: no exchange is planned after the one to come.
-    stretch: all steps of this rank since its last exchange / those in which it had samples, see Strategy.stretches.
-    common_digest: the hash of `common`, where `apply` knows it. optimizer: of this rank's steps, set before `setup`.
-    """
-
-    interval: int = 1
-
-    agrees = False
-    is_round = True
-    is_exact = True
-    is_last = False
-    stretch = 1.0
-    common_digest = None
-    optimizer = None
-
-    def __post_init__(self) -> None:
-        check_whole("interval", self.interval, 1)
-
-    def settings(self) -> dict[str, Any]:
-        """Return what a checkpoint records of it: a run is not resumed with others."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    def setup(self, comm: Comm, parameters: FlatParameters, common: Tensor, *, keeps_common: bool) -> None:
-        """Begin a run. common: weights that all ranks share [numel], at first those at the start.
-
-        keeps_common: this module is the one that may change them, always to the same values on all ranks.
-        """
-        self.comm, self.parameters, self.common, self.keeps_common = comm, parameters, common, keeps_common
-
-    def begin(self) -> None:  # noqa: B027
-        """Read what this rank's next steps may change before the exchange, which may be repeated, is made.
-
-        Another thread may call it while the rank computes its next gradient: so it may not read what that changes, as
-        buffers.
-        """
-
-    @abstractmethod
-    def exchange(self, draft: Draft, samples: int, stopping: bool) -> Exchanged:
-        """Run the collectives. It may change nothing but `draft`: it may be repeated, by fewer ranks.
-
-        samples: how many this rank has trained since the last round. stopping: this rank wants to stop.
-        """
-
-    def apply(self, result: Any, draft: Draft) -> None:  # noqa: B027
-        """Change what the module keeps, now that the exchange counts."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the module keeps, besides `common`."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
-        pass
-
-    def own_state(self) -> dict[str, Any]:
-        """Return what it keeps of this rank alone. It is not copied: later exchanges may write over it."""
-        return {}
-
-    def load_own_state(self, state: dict[str, Any]) -> None:  # noqa: B027
-        pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +68,7 @@ class CommunicateOptimizeStrategy(Strategy):
     Config: type[StrategyConfig] = CommunicateOptimizeConfig
 
     def _modules(self) -> list[CommunicationModule]:
+        assert isinstance(self.config, CommunicateOptimizeConfig)
         return [copy.copy(module) for module in self.config.communication_modules]
 
     def _start(self, flat: Tensor) -> None:
@@ -161,9 +78,8 @@ class CommunicateOptimizeStrategy(Strategy):
         # Of several that agree, one alone changes the common weights: between its turns ranks have others.
         self.differs = len(self.modules) > 1 or not agreeing
         for module in self.modules:
-            keeps = module is agreeing[-1] if agreeing else True
             module.optimizer = self.optimizer
-            module.setup(self.comm, self.parameters, flat, keeps_common=keeps)
+            module.setup(self.comm, self.parameters, flat, keeps_common=not agreeing or module is agreeing[-1])
         self._is_exact = all(module.is_exact for module in self.modules)
         self.drifts = (*(("weights",) if self.differs else ()), *(() if self._is_exact else ("modules",)))
         self._last = [0] * len(self.modules)  # the step of each one's last exchange
@@ -171,21 +87,12 @@ class CommunicateOptimizeStrategy(Strategy):
         self._is_new, self._ramp_left = True, 0
         self._trained = [Trained()] * len(self.modules)  # since each one's last exchange
         self._agreed_trained = list(self._trained)
-        self._before_stop: dict[str, Any] | None = None
-        self._flight: InFlight[Outcome, Trained] | None = None
-        self._background: Background | None = None
-        self._snapshot: Tensor | None = None  # that of the last exchange: room for the next one's, and for a state's
-
-    def close(self) -> None:
-        self._snapshot = None
-        if self._background:
-            self._background.close()
+        self._before_stop: dict[str, dict[str, Any]] | None = None
+        self._room: Tensor | None = None  # for weights that are read [numel], where an earlier exchange left some
 
     # A step of a rank by itself.
 
     def local_step(self, weight: float, samples: int) -> StepResult:
-        if self._flight:
-            self._flight.snapshot()  # before the weights change
         lr, factor = self.schedule.set(self.steps), self._rate_factor(samples)
         if self._ramp_left:
             factor *= 1 - self._ramp_left / (RAMP_STEPS + 1)
@@ -221,10 +128,6 @@ class CommunicateOptimizeStrategy(Strategy):
     # When ranks meet. It follows from what they have in common alone: a rank that stops early knows what is due later.
 
     @property
-    def _steps_in_round(self) -> int:
-        return self.steps - self._agreed_steps
-
-    @property
     def round_end(self) -> int:
         return min(last + module.interval for last, module in zip(self._last, self.modules, strict=True))
 
@@ -234,7 +137,7 @@ class CommunicateOptimizeStrategy(Strategy):
 
     @property
     def has_open_round(self) -> bool:
-        return self._steps_in_round > 0 or bool(self._left_open())
+        return self.steps > self._agreed_steps or bool(self._left_open())
 
     def _left_open(self) -> list[int]:
         """Return the modules, by number, that have to bring all to the same weights once the work is at its end."""
@@ -242,46 +145,23 @@ class CommunicateOptimizeStrategy(Strategy):
 
     def _due(self) -> list[int]:
         """Return the modules, by number, whose interval ends with the next exchange."""
-        if not self._steps_in_round:
+        if self.steps == self._agreed_steps:
             return self._left_open()
         due_at = self.round_end
         return [n for n, module in enumerate(self.modules) if self._last[n] + module.interval == due_at]
 
-    def begin_exchange(self, arrived: Callable[[Outcome], None]) -> None:
-        room, trained, modules = self._snapshot, list(self._trained), self._prepare_modules()
-        buffers = self.parameters.read_buffers()  # which a forward pass may change, and mostly nothing else
-        self._snapshot = None
-        self._background = self._background or self.comm.background()
-
-        def read() -> Tensor:
-            for module in modules:
-                module.begin()
-            return self.parameters.read(room, buffers=buffers)
-
-        def exchange(snapshot: Tensor) -> Outcome:
-            return self._exchange(Draft(self.parameters, snapshot), trained, stopping=False)
-
-        self._flight = InFlight(
-            read,
-            self.steps,
-            trained,
-            exchange,
-            arrived,
-            self._background,
-            # An accelerator's queue is for one thread.
-            reads_at_once=self.passes_change_weights or not self.parameters.is_on_cpu,
-        )
+    def _taking_part(self) -> list[int]:
+        """Return the modules, by number, that run in the next exchange: one after which all agree, or all due."""
+        due = self._due()
+        return [n for n in due if self.modules[n].agrees][-1:] or due
 
     @property
-    def exchange_has_failed(self) -> bool:
-        return self._flight is not None and self._flight.has_failed
+    def _is_stretched(self) -> bool:
+        """Tell whether a change counts for this rank's steps without work, too.
 
-    def exchange(self, stopping: bool) -> Outcome:
-        if self._flight:
-            return self._flight.outcome()
-        for module in self._prepare_modules():
-            module.begin()
-        return self._exchange(Draft(self.parameters), self._trained, stopping)
+        With several modules it does not: what another module brings is no step of this rank's own.
+        """
+        return self.stretches and len(self.modules) == 1
 
     def _prepare_modules(self) -> list[CommunicationModule]:
         """Return the modules that take part in the next exchange, once they know where in the work they are."""
@@ -293,18 +173,10 @@ class CommunicateOptimizeStrategy(Strategy):
             module.stretch = (self.steps - self._last[n]) / worked if worked and self._is_stretched else 1.0
         return [self.modules[n] for n in taking_part]
 
-    @property
-    def _is_stretched(self) -> bool:
-        """Tell whether a change counts for this rank's steps without work, too.
-
-        With several modules it does not: what another module brings is no step of this rank's own.
-        """
-        return self.stretches and len(self.modules) == 1
-
-    def _taking_part(self) -> list[int]:
-        """Return the modules, by number, that run in the next exchange: one after which all agree, or all due."""
-        due = self._due()
-        return [n for n in due if self.modules[n].agrees][-1:] or due
+    def exchange(self, stopping: bool) -> Outcome:
+        for module in self._prepare_modules():
+            module.begin()
+        return self._exchange(Draft(self.parameters), self._trained, stopping)
 
     def _exchange(self, draft: Draft, trained: list[Trained], stopping: bool) -> Outcome:
         outcomes = []
@@ -318,10 +190,12 @@ class CommunicateOptimizeStrategy(Strategy):
         return {"round": self._agreements + 1, "cut_short": exchanged.stop}
 
     def apply(self, exchanged: Outcome, local: StepResult) -> StepResult:
-        if exchanged.stop:
-            self._before_stop = self._copied_state()
+        if exchanged.stop:  # the state in the middle of the round, copied where its forced end will change it
+            agreed, own = self.agreed_state(), self.own_state()
+            agreed |= {key: copy.deepcopy(agreed[key]) for key in ("last", "modules", "weights", "common")}
+            own |= {key: copy.deepcopy(own[key]) for key in ("modules", "inside")}
+            self._before_stop = {"agreed": agreed, "own": own}
         due, ran = self._due(), [self.modules[n] for n, _ in exchanged.by_module]
-        travelled = self._flight.seconds if self._flight else None
         for n, outcome in exchanged.by_module:
             self.modules[n].apply(outcome.result, exchanged.draft)
         steps, trained = self._take_on(exchanged)
@@ -331,36 +205,26 @@ class CommunicateOptimizeStrategy(Strategy):
         self._agreements += 1
         self._agreed_steps = steps
         self._agreed_trained = [Trained() if n in due else since for n, since in enumerate(trained)]
-        skipped = local.skipped or exchanged.skipped
-        result = replace(local, agreed=True, stop=exchanged.stop, skipped=skipped, seconds_travelling=travelled)
+        result = replace(local, agreed=True, stop=exchanged.stop, skipped=local.skipped or exchanged.skipped)
         if any(module.is_round for module in ran):
             self.rounds += 1
             result = replace(result, round=self.rounds)
         keeper = next((module for module in ran if module.agrees and module.keeps_common), None)
         if keeper and self._is_exact:
-            result = replace(
-                result, digest=digest(self._common) if keeper.common_digest is None else keeper.common_digest
-            )
+            known = keeper.common_digest
+            result = replace(result, digest=digest(self._common) if known is None else known)
         return result
 
     def _take_on(self, exchanged: Outcome) -> tuple[int, list[Trained]]:
         """Write the new weights; return the step at which the round ended, and what this rank had trained by then."""
-        flight, self._flight = self._flight, None
-        if flight is None:
-            exchanged.draft.write()
-            return self.steps, list(self._trained)
-        if exchanged.skipped:  # nothing of this rank counted, and what it has trained since is no better
-            exchanged.draft.write()
-        else:
-            self.parameters.move(self._common, since=flight.snapshot())
-        self._snapshot = flight.snapshot()
-        return flight.steps, flight.trained
+        exchanged.draft.write()
+        return self.steps, list(self._trained)
 
     # What they have in common.
 
     @property
     def agreements(self) -> int:
-        return self._before_stop["agreed"]["agreements"] if self._before_stop else self._agreements
+        return int(self._before_stop["agreed"]["agreements"]) if self._before_stop else self._agreements
 
     @property
     def cut_short(self) -> bool:
@@ -389,8 +253,6 @@ class CommunicateOptimizeStrategy(Strategy):
         }
 
     def load_agreed_state(self, state: dict[str, Any]) -> None:
-        if self._flight:
-            self._flight.snapshot()  # nothing of it is read any more
         self.steps = self._agreed_steps = state["steps"]
         self.rounds, self._agreements, self._last = state["rounds"], state["agreements"], list(state["last"])
         self._ramp_left = RAMP_STEPS if self._is_new and self.steps else self._ramp_left
@@ -400,7 +262,7 @@ class CommunicateOptimizeStrategy(Strategy):
             module.load_state_dict(kept)
         self.parameters.write(state["weights"])
         self._trained = list(self._agreed_trained)
-        self._before_stop = self._flight = None
+        self._before_stop = None
 
     def agreed_weights(self) -> Tensor:
         """Return the common weights; of ranks that differ, this one's as they are now.
@@ -431,9 +293,9 @@ class CommunicateOptimizeStrategy(Strategy):
 
     def own_state(self) -> dict[str, Any]:
         inside = None  # what this rank has made since the last agreement
-        if self._steps_in_round:
-            weights = None if self.differs else self.parameters.read(self._snapshot)
-            inside = {"weights": weights, "steps": self._steps_in_round, "trained": self._trained}
+        if self.steps != self._agreed_steps:
+            weights = None if self.differs else self.parameters.read(self._room)
+            inside = {"weights": weights, "steps": self.steps - self._agreed_steps, "trained": self._trained}
         return {
             "optimizer": self.optimizer.state_dict(),
             "ramp_left": self._ramp_left,
@@ -454,10 +316,3 @@ class CommunicateOptimizeStrategy(Strategy):
                 self.parameters.write(part["weights"])
             self.steps += part["steps"]
             self._trained = [Trained(*since) for since in part["trained"]]
-
-    def _copied_state(self) -> dict[str, Any]:
-        """Return the state in the middle of a round, copied where its forced end will change it."""
-        agreed, own = self.agreed_state(), self.own_state()
-        agreed |= {key: copy.deepcopy(agreed[key]) for key in ("last", "modules", "weights", "common")}
-        own |= {key: copy.deepcopy(own[key]) for key in ("modules", "inside")}
-        return {"agreed": agreed, "own": own}

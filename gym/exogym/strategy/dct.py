@@ -81,7 +81,11 @@ class ChunkBatch:
         chunks = self.zeros().view(-1, self.height, self.width)
         for piece in self.pieces:
             if (tensor := tensors[piece.tensor]) is not None:
-                self._blocks(chunks, piece).copy_(self._padded(piece, piece.of(tensor)))
+                # The piece's matrix, filled up with zeros to whole chunks.
+                part, (rows, columns), (down, across) = piece.of(tensor), piece.shape, self._grid(piece)
+                matrix = pad(part.reshape(-1).float(), (0, rows * columns - part.numel())).view(rows, columns)
+                whole = pad(matrix, (0, across * self.width - columns, 0, down * self.height - rows))
+                self._blocks(chunks, piece).copy_(whole.view(down, self.height, across, self.width))
         return (self._left @ chunks @ self._right.T).flatten(1)
 
     def decode(self, coefficients: Tensor) -> Tensor:
@@ -102,44 +106,25 @@ class ChunkBatch:
         """Return the piece's chunks where they lie in its matrix: a view [down, height, across, width]."""
         return chunks[piece.chunks].view(*self._grid(piece), self.height, self.width).transpose(1, 2)
 
-    def _padded(self, piece: Piece, part: Tensor) -> Tensor:
-        """Return the piece's matrix, filled up with zeros to whole chunks, in the order of `_blocks`."""
-        (rows, columns), (down, across) = piece.shape, self._grid(piece)
-        matrix = pad(part.reshape(-1).float(), (0, rows * columns - part.numel())).view(rows, columns)
-        whole = pad(matrix, (0, across * self.width - columns, 0, down * self.height - rows))
-        return whole.view(down, self.height, across, self.width)
-
 
 def chunk_batches(tensors: Sequence[Tensor], chunk: int) -> list[ChunkBatch]:
-    """Return all tensors in chunks of at most [chunk, chunk], the largest chunks first."""
-    groups: dict[tuple[int, int, torch.device], list[tuple[int, slice, tuple[int, int], int]]] = defaultdict(list)
+    """Return all tensors in chunks of at most [chunk, chunk], the largest chunks first, in batches of at most BATCH."""
+    groups: dict[tuple[int, int, torch.device], list[list[Piece]]] = defaultdict(list)
     for number, tensor in enumerate(tensors):
-        for edges, *piece in _divided(number, tensor, chunk):
-            groups[*edges, tensor.device].append(piece)
+        if not tensor.numel():
+            continue
+        rows, columns = matrix_shape(tensor.shape, chunk)
+        height, width = chunk_edge(rows, chunk), chunk_edge(columns, chunk)
+        across = math.ceil(columns / width)
+        most = max(1, BATCH // (across * width * height)) * height if tensor.squeeze().ndim > 1 else rows
+        batches = groups[height, width, tensor.device]
+        for start in range(0, rows, most):
+            shape = (min(most, rows - start), columns)
+            count = math.ceil(shape[0] / height) * across
+            first = batches[-1][-1].chunks.stop if batches else 0
+            if not batches or (first + count) * height * width > BATCH:
+                batches.append([])
+                first = 0
+            batches[-1].append(Piece(number, slice(start, start + shape[0]), shape, slice(first, first + count)))
     largest_first = sorted(groups.items(), key=lambda group: -group[0][0] * group[0][1])
-    return [batch for (*edges, device), parts in largest_first for batch in _batches(tuple(edges), parts, device)]
-
-
-def _divided(number: int, tensor: Tensor, chunk: int) -> Iterator[tuple]:
-    """Yield (chunk's edges, tensor's number, rows, shape, number of chunks) of parts no larger than a batch."""
-    if not tensor.numel():
-        return
-    rows, columns = matrix_shape(tensor.shape, chunk)
-    height, width = chunk_edge(rows, chunk), chunk_edge(columns, chunk)
-    across = math.ceil(columns / width)
-    most = max(1, BATCH // (across * width * height)) * height if tensor.squeeze().ndim > 1 else rows
-    for start in range(0, rows, most):
-        shape = (min(most, rows - start), columns)
-        count = math.ceil(shape[0] / height) * across
-        yield (height, width), number, slice(start, start + shape[0]), shape, count
-
-
-def _batches(edges: tuple[int, int], parts: list, device: torch.device) -> Iterator[ChunkBatch]:
-    pieces: list[Piece] = []
-    for number, rows, shape, count in parts:
-        first = pieces[-1].chunks.stop if pieces else 0
-        if pieces and (first + count) * math.prod(edges) > BATCH:
-            yield ChunkBatch(edges, pieces, device)
-            pieces, first = [], 0
-        pieces.append(Piece(number, rows, shape, slice(first, first + count)))
-    yield ChunkBatch(edges, pieces, device)
+    return [ChunkBatch((h, w), pieces, device) for (h, w, device), batches in largest_first for pieces in batches]

@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from exogym.flat import is_finite
-from exogym.strategy.dct import ChunkBatch, chunk_batches
+from exogym.strategy.dct import chunk_batches
 from exogym.strategy.demo_settings import DeMoConfig
-from exogym.strategy.every_step import EveryStepStrategy
 from exogym.strategy.optim import clip
-from exogym.strategy.strategy import StepResult
+from exogym.strategy.strategy import EveryStepStrategy, StepResult
 
 DEFAULT_LR = 1e-3
 
@@ -47,7 +46,11 @@ class DeMoStrategy(EveryStepStrategy):
     def _start(self, flat: Tensor) -> None:
         super()._start(flat)
         params, config = self.parameters, self.config
+        self.check_interval = config.check_interval
         self._batches = chunk_batches(params.parameters, config.compression_chunk)
+        full, topk = config.compression_chunk**2, config.compression_topk
+        # How many coefficients of a chunk are sent.
+        self._counts = [min(batch.values, math.ceil(topk * batch.values / full)) for batch in self._batches]
         self._residuals = [batch.zeros() for batch in self._batches]
         self._next = [batch.zeros() for batch in self._batches]
         self._weight, self._lr = 0.0, 0.0
@@ -93,7 +96,7 @@ class DeMoStrategy(EveryStepStrategy):
         """Return this rank's message, and make the residual that it keeps if the step counts."""
         params = self.parameters
         grads = [p.grad for p in params.parameters]
-        chosen = [self._choose(*each, grads) for each in zip(self._batches, self._residuals, self._next, strict=True)]
+        chosen = [self._choose(number, grads) for number in range(len(self._batches))]
         head = torch.tensor([self._weight, 0.0], dtype=torch.float64)
         # Changes, not values: the mean of N equal values is not always that value, that of N zeros is.
         buffers = params.read_buffers().sub_(self._agreed_buffers)
@@ -101,17 +104,16 @@ class DeMoStrategy(EveryStepStrategy):
         values, indices = zip(*chosen, strict=True)
         return _Message([head, buffers, *values, *indices, has_grad])
 
-    def _choose(
-        self, batch: ChunkBatch, residual: Tensor, following: Tensor, grads: list[Tensor | None]
-    ) -> tuple[Tensor, Tensor]:
-        """Return the k largest coefficients of each chunk: values and indices [chunks, k] on the CPU.
+    def _choose(self, number: int, grads: list[Tensor | None]) -> tuple[Tensor, Tensor]:
+        """Return the k largest coefficients of each chunk of a batch: values and indices [chunks, k] on the CPU.
 
-        `following` becomes residual * decay + lr * DCT(gradient), without what is sent. Of equally large coefficients
-        another device may choose others: that does not matter, since each rank chooses its own. A parameter without
-        gradient sends zeros and keeps its residual, as a rank without work does.
+        The next residual becomes residual * decay + lr * DCT(gradient), without what is sent. Of equally large
+        coefficients another device may choose others: that does not matter, since each rank chooses its own. A
+        parameter without gradient sends zeros and keeps its residual, as a rank without work does.
         """
+        batch, residual, following = self._batches[number], self._residuals[number], self._next[number]
         torch.mul(residual, self.config.compression_decay, out=following).add_(batch.encode(grads), alpha=self._lr)
-        indices = following.abs().topk(self._count(batch), sorted=False).indices
+        indices = following.abs().topk(self._counts[number], sorted=False).indices
         values = following.gather(1, indices)
         following.scatter_(1, indices, 0.0)
         for piece in batch.pieces:
@@ -122,24 +124,19 @@ class DeMoStrategy(EveryStepStrategy):
 
     def _empty_message(self) -> _Message:
         """Return the message of a rank without work: as long as the others', and all zeros."""
-        batches = [((batch.size, self._count(batch)), _index_type(batch.values)) for batch in self._batches]
-        values = [torch.zeros(shape) for shape, _ in batches]
-        indices = [torch.zeros(shape, dtype=kind) for shape, kind in batches]
+        batches = list(zip(self._batches, self._counts, strict=True))
+        values = [torch.zeros(batch.size, count) for batch, count in batches]
+        indices = [torch.zeros(batch.size, count, dtype=_index_type(batch.values)) for batch, count in batches]
         has_grad = torch.zeros(len(self.parameters.parameters), dtype=torch.uint8)
         head, buffers = torch.zeros(2, dtype=torch.float64), torch.zeros_like(self._agreed_buffers)
         return _Message([head, buffers, *values, *indices, has_grad])
-
-    def _count(self, batch: ChunkBatch) -> int:
-        """Return how many coefficients of a chunk are sent."""
-        config = self.config
-        return min(batch.values, math.ceil(config.compression_topk * batch.values / config.compression_chunk**2))
 
     @torch.no_grad()
     def _move(self, messages: Sequence[_Message], shares: Sequence[float]) -> None:
         """Step along the sign of the mean. A parameter without gradient on any rank stays; it does not even decay."""
         params = self.parameters.parameters
         used = torch.stack([message.has_grad for message in messages]).any(0).tolist()
-        decaying = [p for p, is_used in zip(params, used, strict=True) if is_used and p.ndim >= 2]
+        decaying: list[Tensor] = [p for p, is_used in zip(params, used, strict=True) if is_used and p.ndim >= 2]
         if self.config.weight_decay and decaying:
             torch._foreach_mul_(decaying, 1 - self._lr * self.config.weight_decay)
         for number, batch in enumerate(self._batches):

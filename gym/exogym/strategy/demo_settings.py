@@ -14,7 +14,9 @@ from exogym.strategy.strategy_settings import StrategyConfig, register
 class DeMoConfig(StrategyConfig):
     """Each rank sends the largest frequencies of its own momentum, and all step along the sign of the mean."""
 
-    inner_optim: str | None = setting(None, "may not be given: demo takes steps of sign-SGD", example="adamw")
+    inner_optim: str | None = setting(  # type: ignore[assignment]  # none may be given
+        None, "may not be given: demo takes steps of sign-SGD", example="adamw"
+    )
     compression_decay: float = setting(
         0.999, "momentum: the part of what was not sent that a step keeps", example="0.99"
     )

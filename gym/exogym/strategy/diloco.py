@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from exogym.comm.comm import Comm
 from exogym.config import check_keys
 from exogym.flat import CHUNK, PIECE, FlatParameters, digest, is_finite
-from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule, Exchanged
+from exogym.strategy.communication_module import CommunicationModule, Draft, Exchanged
 from exogym.strategy.diloco_settings import DiLoCoConfig
-from exogym.strategy.draft import Draft, Payload
-from exogym.strategy.exact import ExactAdam, ExactSGD
+from exogym.strategy.in_flight import OverlappingStrategy
 from exogym.strategy.moments import Moments, SharedMoments, due
-from exogym.strategy.optim import fading, outer_optimizer
+from exogym.strategy.optim import ExactAdam, ExactSGD, fading, outer_optimizer
 from exogym.strategy.strategy import StepResult
-from exogym.strategy.wire import WireSum
+from exogym.strategy.wire import FloatSum, WireSum
 
 NOT_FINITE = "the weights were not finite at the end of the round"
 
@@ -45,8 +44,9 @@ class DiLoCoCommunicator(CommunicationModule):
     The pseudo-gradient is the mean of the ranks' changes, weighted by the samples that each trained in the round. If a
     rank made fewer, larger steps than the others, its change is multiplied as if it had made as many: Adam's steps are
     equally long whatever the batch. Buffers take the mean itself. The outer optimizer sees the common weights as pieces
-    of 64 MB, not as the model's tensors. One that is given by name takes the same steps on every CPU (exact.py). With
-    one of another kind ranks compare their weights after each round, and take on rank 0's where they differ.
+    of 64 MB, not as the model's tensors. One that is given by name takes the same steps on every CPU (ExactSGD,
+    ExactAdam). With one of another kind ranks compare their weights after each round, and take on rank 0's where they
+    differ.
     """
 
     config: DiLoCoConfig
@@ -68,38 +68,33 @@ class DiLoCoCommunicator(CommunicationModule):
         super().setup(comm, parameters, common, keeps_common=keeps_common)
         self.outer = self._outer_of(common)
         self.is_exact = isinstance(self.outer, (ExactSGD, ExactAdam))
-        self._sent = Payload(comm)
-        wire, shares = self.config.wire, self.config.share_moments
-        self._wire = WireSum(comm, wire) if wire != "float32" else None
-        self._moments = SharedMoments(comm, self.optimizer, parameters.parameters) if shares else None
+        wire = self.config.wire
+        self._sum = FloatSum(comm) if wire == "float32" else WireSum(comm, wire)
+        self._moments: SharedMoments | None = None
+        if self.config.share_moments:
+            assert self.optimizer is not None
+            self._moments = SharedMoments(comm, self.optimizer, parameters.parameters)
         self._own_moments: Moments | None = None  # as they were when the exchange began
         self._exchanges = 0
 
     def begin(self) -> None:
-        part = due(self._exchanges, self.parameters.num_parameters)
-        is_now = self._moments and part.start < part.stop and not self.is_last
-        self._own_moments = self._moments.read(part) if is_now else None
+        self._own_moments, part = None, due(self._exchanges, self.parameters.num_parameters)
+        if self._moments and part.start < part.stop and not self.is_last:
+            self._own_moments = self._moments.read(part)
 
     def exchange(self, draft: Draft, samples: int, stopping: bool) -> Exchanged:
         """Sum the ranks' changes; the result is of the type Means."""
-        numel, skipped = self.parameters.numel, ""
-        if self._wire:
-            change, tail = self._wire.flat(numel), torch.zeros(2)
-        else:
-            payload = self._sent.flat(numel + 2)
-            change, tail = payload.split([numel, 2])
+        change, skipped = self._sum.flat(self.parameters.numel), ""
         if samples and not self._read_change(draft, change, samples):
             samples, skipped = 0, NOT_FINITE
         if not samples:
             change.zero_()
-        tail.copy_(torch.tensor([samples, stopping]))
-        if self._wire:
-            change, tail = self._wire.sum(tail, last=self.is_last)
-        else:
-            self.comm.all_reduce_(payload)
+        change, tail = self._sum.sum(torch.tensor([float(samples), float(stopping)]), last=self.is_last)
         total, stop = tail.tolist()
+        moments = None
         # After a stop a rank resumes from its optimizer's state as it is now: the moments stay each rank's own.
-        moments = self._moments.exchange(self._own_moments, samples) if self._own_moments and not stop else None
+        if self._moments and self._own_moments and not stop:
+            moments = self._moments.exchange(self._own_moments, samples)
         if total > 0 and self._is_plain:
             weights = self._plain_step(change, 1 / total)
             return Exchanged(Means(None, moments, weights, digest(weights)), stop > 0, skipped)
@@ -111,9 +106,10 @@ class DiLoCoCommunicator(CommunicationModule):
             self.common.copy_(result.weights)
         elif result.change is not None:
             self._outer_step(self.common, self.outer, result.change)
-        if self._wire and (result.weights is not None or result.change is not None):
-            self._wire.accept()
+        if result.weights is not None or result.change is not None:
+            self._sum.accept()
         if result.moments is not None:
+            assert self._moments and self._own_moments
             self._moments.apply(result.moments, self._own_moments)
         self._own_moments, self._exchanges = None, self._exchanges + 1
         draft.set(self.common)
@@ -135,10 +131,8 @@ class DiLoCoCommunicator(CommunicationModule):
 
     def _outer_of(self, flat: Tensor) -> torch.optim.Optimizer:
         """Return an outer optimizer of the parameters in `flat` [numel]."""
-        return outer_optimizer(self.config, [nn.Parameter(piece) for piece in self._pieces(flat)])
-
-    def _pieces(self, flat: Tensor) -> tuple[Tensor, ...]:
-        return flat[: self.parameters.num_parameters].split(CHUNK)
+        pieces = flat[: self.parameters.num_parameters].split(CHUNK)
+        return outer_optimizer(self.config, [nn.Parameter(piece) for piece in pieces])
 
     @torch.no_grad()
     def _outer_step(self, flat: Tensor, outer: torch.optim.Optimizer, change: Tensor) -> None:
@@ -146,7 +140,7 @@ class DiLoCoCommunicator(CommunicationModule):
         n = self.parameters.num_parameters
         flat[n:].add_(change[n:])
         pieces = [p for group in outer.param_groups for p in group["params"]]
-        for piece, grad in zip(pieces, self._pieces(change.neg_()), strict=True):
+        for piece, grad in zip(pieces, change.neg_()[:n].split(CHUNK), strict=True):
             piece.grad = grad
         outer.step()
 
@@ -168,11 +162,11 @@ class DiLoCoCommunicator(CommunicationModule):
         return change
 
     def own_state(self) -> dict[str, Any]:
-        return {"residual": self._wire.residual} if self._wire else {}
+        return {"residual": self._sum.residual} if isinstance(self._sum, WireSum) else {}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        if self._wire:
-            self._wire.residual = state["residual"]
+        if isinstance(self._sum, WireSum):
+            self._sum.residual = state["residual"]
 
     def state_dict(self) -> dict[str, Any]:
         return {"outer": self.outer.state_dict()} | ({"exchanges": self._exchanges} if self._moments else {})
@@ -182,7 +176,7 @@ class DiLoCoCommunicator(CommunicationModule):
         self._exchanges, self._own_moments = state.get("exchanges", 0), None
 
 
-class DiLoCoStrategy(CommunicateOptimizeStrategy):
+class DiLoCoStrategy(OverlappingStrategy):
     """An inner optimizer on each rank's device, an outer one on the CPU, the same on all ranks.
 
     Rounds end after optimizer steps H, 2H, ...; the last one may be shorter. Each rank sends its weights' change once a
@@ -201,6 +195,12 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
         super()._start(flat)
         self.tokens_seen, self.samples_seen = 0.0, 0  # of this rank's steps with work; tokens: the weights of the loss
         self.steps_since_work = 0
+
+    @property
+    def overlap_steps(self) -> int:
+        return self.config.overlap_steps
+
+    # What makes a step count by how much of the work of all ranks it is.
 
     def local_step(self, weight: float, samples: int) -> StepResult:
         self.steps_since_work += 1
@@ -247,11 +247,3 @@ class DiLoCoStrategy(CommunicateOptimizeStrategy):
         if "seen" in state:  # not in a run of an earlier version
             self.tokens_seen, self.samples_seen = state["seen"]
         self.steps_since_work = state.get("since_work", self.steps_since_work)
-
-    @property
-    def overlap_steps(self) -> int:
-        return self.config.overlap_steps
-
-    @property
-    def outer(self) -> torch.optim.Optimizer:
-        return self.modules[-1].outer

@@ -83,6 +83,7 @@ class DiLoCoConfig(StrategyConfig):
     def outer_spec(self) -> OptimSpec:
         """Return the outer optimizer with its numbers, where it is given by name."""
         if self.outer_optim != "sgd":
+            assert isinstance(self.outer_optim, str) and self.outer_lr is not None, "as __post_init__ has seen to it"
             return OptimSpec(name=self.outer_optim, lr=self.outer_lr)
         momentum = self.outer_momentum or 0.0
         nesterov = momentum > 0 if self.nesterov is None else self.nesterov

@@ -11,9 +11,9 @@ from torch import Tensor
 from exogym.comm.comm import Comm
 from exogym.config import check_whole
 from exogym.flat import FlatParameters, is_finite
-from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule, Exchanged
+from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy
+from exogym.strategy.communication_module import CommunicationModule, Draft, Exchanged, Payload
 from exogym.strategy.diloco import NOT_FINITE
-from exogym.strategy.draft import Draft, Payload
 from exogym.strategy.federated_averaging_settings import FedAvgConfig
 
 

@@ -50,10 +50,7 @@ class Place(NamedTuple):
     state: dict[str, Any]  # of the optimizer; {} if it has none yet
     beta: float
     inside: slice
-
-    @property
-    def size(self) -> int:
-        return self.inside.stop - self.inside.start
+    size: int
 
 
 class SharedMoments:
@@ -132,4 +129,4 @@ class SharedMoments:
             first += p.numel()
             if start < stop:
                 state = self._optimizer.state.get(p, {})
-                yield Place(p, state if MOMENT in state else {}, beta[p], slice(start, stop))
+                yield Place(p, state if MOMENT in state else {}, beta[p], slice(start, stop), stop - start)

@@ -1,9 +1,9 @@
-"""From a name, a spec or a class to a torch optimizer; learning rate schedules; gradient clipping."""
+"""From a name, a spec or a class to an optimizer; learning rate schedules; gradient clipping."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from exogym.flat import PIECE
 from exogym.strategy.diloco_settings import DiLoCoConfig
-from exogym.strategy.exact import ExactAdam, ExactSGD
 from exogym.strategy.strategy_settings import Optim, OptimSpec, ScheduleSpec, StrategyConfig
 
 # The plain classes mean what their names mean, defaults included.
@@ -25,19 +25,21 @@ def named(optim: Optim) -> Optim:
     return _NAME_OF_CLASS.get(optim, optim) if isinstance(optim, type) else optim
 
 
-def inner_optimizer(config: StrategyConfig, parameters: list[Tensor]) -> Optimizer:
+def inner_optimizer(config: StrategyConfig, parameters: Sequence[Tensor]) -> Optimizer:
     """Return the optimizer of each step. A callable gets `lr` and `weight_decay` only where they were given.
 
     Where there is weight decay it gets the groups of `decay_groups`, else the plain list.
     """
-    given = {"lr": config.lr, "weight_decay": config.weight_decay}
-    given = {key: value for key, value in given.items() if value is not None}
+    numbers = {"lr": config.lr, "weight_decay": config.weight_decay}
+    given: dict[str, Any] = {key: value for key, value in numbers.items() if value is not None}
     optim = config.inner_optim
     if isinstance(optim, str):
         optim = replace(OptimSpec(name=optim), **given)
     if isinstance(optim, OptimSpec):
         return from_spec(optim, decay_groups(parameters, optim.weight_decay))
-    return optim(decay_groups(parameters, config.weight_decay) if config.weight_decay else parameters, **given)
+    groups = decay_groups(parameters, config.weight_decay) if config.weight_decay else parameters
+    optimizer: Optimizer = optim(groups, **given)
+    return optimizer
 
 
 def from_spec(spec: OptimSpec, groups: list[dict[str, Any]]) -> Optimizer:
@@ -54,7 +56,7 @@ def from_spec(spec: OptimSpec, groups: list[dict[str, Any]]) -> Optimizer:
     return kind(groups, lr=lr, betas=spec.betas, eps=spec.eps, weight_decay=decay, fused=fused)
 
 
-def decay_groups(parameters: list[Tensor], weight_decay: float) -> list[dict[str, Any]]:
+def decay_groups(parameters: Sequence[Tensor], weight_decay: float) -> list[dict[str, Any]]:
     """Return groups with decay for matrices and kernels, and none for tensors of fewer than 2 dimensions, as biases."""
     if not weight_decay:
         return [{"params": parameters}]
@@ -63,7 +65,7 @@ def decay_groups(parameters: list[Tensor], weight_decay: float) -> list[dict[str
     return [group for group in (decaying, others) if group["params"]]
 
 
-def outer_optimizer(config: DiLoCoConfig, parameters: list[Tensor]) -> Optimizer:
+def outer_optimizer(config: DiLoCoConfig, parameters: Sequence[Tensor]) -> Optimizer:
     """Return each round's optimizer. A callable gets `lr`, `momentum` and `nesterov` only where they are given."""
     optim = config.outer_optim
     if isinstance(optim, str):
@@ -71,10 +73,11 @@ def outer_optimizer(config: DiLoCoConfig, parameters: list[Tensor]) -> Optimizer
     if isinstance(optim, OptimSpec):
         return exact_from_spec(optim, parameters)
     given = {"lr": config.outer_lr, "momentum": config.outer_momentum, "nesterov": config.nesterov}
-    return optim(parameters, **{key: value for key, value in given.items() if value is not None})
+    optimizer: Optimizer = optim(parameters, **{key: value for key, value in given.items() if value is not None})
+    return optimizer
 
 
-def exact_from_spec(spec: OptimSpec, parameters: list[Tensor]) -> Optimizer:
+def exact_from_spec(spec: OptimSpec, parameters: Sequence[Tensor]) -> Optimizer:
     """Return an optimizer that takes the same steps, to the bit, on every kind of CPU."""
     lr, decay = spec.lr, spec.weight_decay
     if spec.name == "sgd":
@@ -92,7 +95,7 @@ class Schedule:
 
     def __init__(self, spec: ScheduleSpec, optimizer: Optimizer, total_steps: int):
         self._spec, self._optimizer = spec, optimizer
-        self._peaks = [group["lr"] for group in optimizer.param_groups]
+        self._peaks: list[float] = [group["lr"] for group in optimizer.param_groups]
         self.plan(total_steps)
 
     def plan(self, total_steps: int) -> None:
@@ -162,12 +165,6 @@ def fading(optimizer: Optimizer, steps: int) -> Iterator[None]:
             group["betas"] = betas
 
 
-def scale_grads(parameters: Iterable[Tensor], factor: float) -> None:
-    grads = [p.grad for p in parameters if p.grad is not None]
-    if grads:
-        torch._foreach_mul_(grads, factor)
-
-
 def clip(parameters: Iterable[Tensor], max_norm: float | None, *, scale: float = 1.0) -> float:
     """Multiply gradients by `scale`, then clip them to `max_norm`, in one pass over them.
 
@@ -182,3 +179,75 @@ def clip(parameters: Iterable[Tensor], max_norm: float | None, *, scale: float =
     if grads and math.isfinite(norm) and factor != 1.0:
         torch._foreach_mul_(grads, factor)
     return norm
+
+
+# Optimizers whose steps have the same bits on every CPU. IEEE 754 rounds each single addition, multiplication, division
+# and square root in one way only. What differs between machines is what compilers and vector units join (a * b + c
+# rounded once) and the order of sums. So these use one operation at a time, sum nothing, and call no function of the C
+# library.
+
+
+class ExactSGD(Optimizer):
+    """torch.optim.SGD without dampening, one operation at a time."""
+
+    def __init__(self, params: Sequence[Tensor], *, lr: float, momentum: float, nesterov: bool, weight_decay: float):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for p, grad, group in _with_gradients(self):
+            lr, momentum, direction = group["lr"], group["momentum"], grad
+            if group["weight_decay"]:
+                direction = direction.add(p.mul(group["weight_decay"]))
+            if momentum:
+                state = self.state[p]
+                if "momentum_buffer" in state:
+                    state["momentum_buffer"].mul_(momentum).add_(direction)
+                else:
+                    state["momentum_buffer"] = direction.clone()
+                buffer = state["momentum_buffer"]
+                direction = direction.add(buffer.mul(momentum)) if group["nesterov"] else buffer
+            for piece, change in zip(p.view(-1).split(PIECE), direction.view(-1).split(PIECE), strict=True):
+                piece.sub_(change if lr == 1 else change.mul(lr))
+
+
+class ExactAdam(Optimizer):
+    """torch.optim.Adam, or AdamW if the weight decay is decoupled, one operation at a time."""
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        decoupled: bool,
+    ):
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "decoupled": decoupled}
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for p, grad, group in _with_gradients(self):
+            lr, (beta1, beta2), state = group["lr"], group["betas"], self.state[p]
+            if group["weight_decay"] and group["decoupled"]:
+                p.mul_(1 - lr * group["weight_decay"])
+            elif group["weight_decay"]:
+                grad = grad.add(p.mul(group["weight_decay"]))
+            if not state:
+                state.update(mean=torch.zeros_like(p), square=torch.zeros_like(p), powers=(1.0, 1.0))
+            # Not beta ** step: pow() of the C library may differ in the last bit.
+            power1, power2 = state["powers"] = (state["powers"][0] * beta1, state["powers"][1] * beta2)
+            state["mean"].mul_(beta1).add_(grad.mul(1 - beta1))
+            state["square"].mul_(beta2).add_(grad.mul(grad).mul_(1 - beta2))
+            scale = state["square"].sqrt().div_(math.sqrt(1 - power2)).add_(group["eps"])
+            p.sub_(state["mean"].div(scale).mul_(lr / (1 - power1)))
+
+
+def _with_gradients(optimizer: Optimizer) -> Iterator[tuple[Tensor, Tensor, dict[str, Any]]]:
+    """Yield each parameter that has a gradient, that, and its group."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is not None:
+                yield p, p.grad, group

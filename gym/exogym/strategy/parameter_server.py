@@ -10,9 +10,8 @@ from torch import Tensor
 
 from exogym.comm.comm import Comm
 from exogym.flat import FlatParameters
-from exogym.strategy.communicate_optimize import Exchanged
+from exogym.strategy.communication_module import Draft, Exchanged, Payload
 from exogym.strategy.diloco import NOT_FINITE, DiLoCoCommunicator, DiLoCoStrategy
-from exogym.strategy.draft import Draft
 from exogym.strategy.parameter_server_settings import ParameterServerConfig
 
 SERVER = 0
@@ -30,6 +29,7 @@ class ServerCommunicator(DiLoCoCommunicator):
     def setup(self, comm: Comm, parameters: FlatParameters, common: Tensor, *, keeps_common: bool) -> None:
         super().setup(comm, parameters, common, keeps_common=keeps_common)
         self.is_exact = False  # only the server has the outer optimizer's state
+        self._sent = Payload(comm)
 
     def exchange(self, draft: Draft, samples: int, stopping: bool) -> Exchanged:
         """Send this rank's change and receive the new weights.
@@ -51,7 +51,7 @@ class ServerCommunicator(DiLoCoCommunicator):
         self.comm.broadcast_(new, src=SERVER)
         return Exchanged((new, outer), stop > 0, skipped)
 
-    def apply(self, result: tuple[Tensor, dict[str, Any] | None] | None, draft: Draft) -> None:
+    def apply(self, result: Any, draft: Draft) -> None:
         if result is not None:
             new, outer = result
             self.common.copy_(new)

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from exogym.comm.comm import Comm
 from exogym.flat import FlatParameters
-from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule, Exchanged
+from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy
+from exogym.strategy.communication_module import CommunicationModule, Draft, Exchanged
 from exogym.strategy.diloco import DiLoCoStrategy
-from exogym.strategy.draft import Draft
 from exogym.strategy.federated_averaging import hash_of
-from exogym.strategy.quantize import dequantized, quantized
 from exogym.strategy.sparta_settings import SPARTAConfig, SPARTADiLoCoConfig, check_sparse
+from exogym.strategy.wire import dequantized, quantized
 
 NOT_FINITE = "the weights to be sent were not finite"
 LEAST_PIECE = 1 << 20  # values
@@ -64,12 +64,7 @@ class SparseCommunicator(CommunicationModule):
         if not change.isfinite().all():
             change, skipped = torch.zeros_like(change), NOT_FINITE
         tail = torch.tensor([0.0 if skipped else 1.0, float(stopping)])
-        if self.quantization_bits:
-            change, (count, stop) = self._sum_of_quantized(change, tail)
-        else:
-            payload = torch.cat([change, tail])
-            self.comm.all_reduce_(payload)
-            change, (count, stop) = payload[:-2], payload[-2:].tolist()
+        change, (count, stop) = self._sum(change, tail)
         if count > 0:
             draft.set_at(places, base.add_(change.mul_(1 / count)))
         return Exchanged((places, base), stop > 0, skipped)
@@ -80,16 +75,18 @@ class SparseCommunicator(CommunicationModule):
             places, values = result
             self.common[places] = values
 
-    def _sum_of_quantized(self, change: Tensor, tail: Tensor) -> tuple[Tensor, list[float]]:
-        """Return the sums over the ranks of `change` [k], rounded, and of `tail` [2].
-
-        Each rank sends its own to all others: integers with unequal scales have to be added up where they arrive.
-        """
+    def _sum(self, change: Tensor, tail: Tensor) -> tuple[Tensor, list[float]]:
+        """Return the sums over the ranks of `change` [k] and of `tail` [2]."""
+        if not self.quantization_bits:
+            payload = torch.cat([change, tail])
+            self.comm.all_reduce_(payload)
+            return payload[:-2], payload[-2:].tolist()
+        # Each rank sends its own to all others: integers with unequal scales have to be added up where they arrive.
         sent = torch.cat([tail.view(torch.uint8), quantized(change, self.quantization_bits)])
         total, sums = torch.zeros_like(change), torch.zeros(2)
-        for payload in self.comm.all_gather(sent):
-            sums += payload[:8].view(torch.float32)
-            total += dequantized(payload[8:], change.numel(), self.quantization_bits)
+        for of_rank in self.comm.all_gather(sent):
+            sums += of_rank[:8].view(torch.float32)
+            total += dequantized(of_rank[8:], change.numel(), self.quantization_bits)
         return total, sums.tolist()
 
     def _places(self, draft: Draft) -> Tensor:
@@ -100,9 +97,11 @@ class SparseCommunicator(CommunicationModule):
         if self.compression_method == "topk":  # each rank names an equal share of them
             apart = draft.read().sub_(self.common).abs_().nan_to_num_(0.0, 0.0, 0.0)
             own = largest(apart, -(-k // self.comm.world_size)).to(torch.int32)
-            return torch.cat(self.comm.all_gather(own)).unique().to(torch.int64)
+            named: Tensor = torch.cat(self.comm.all_gather(own)).unique()
+            return named.to(torch.int64)
         if self.compression_method == "sequential":
-            return ((self._count * k + torch.arange(k)) % n).sort().values
+            places: Tensor = ((self._count * k + torch.arange(k)) % n).sort().values
+            return places
         if self.compression_method == "partitioned":
             parts = max(1, round(n / k))
             turn, part = divmod(self._count, parts)

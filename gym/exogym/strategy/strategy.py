@@ -16,8 +16,8 @@ from exogym.comm.comm import Comm
 from exogym.config import check_keys
 from exogym.errors import SettingError
 from exogym.flat import FlatParameters, is_finite
-from exogym.strategy.draft import Payload
-from exogym.strategy.optim import Schedule, clip, inner_optimizer, named, scale_grads
+from exogym.strategy.communication_module import Payload
+from exogym.strategy.optim import Schedule, clip, inner_optimizer, named
 from exogym.strategy.strategy_settings import StrategyConfig
 
 ALIASES = {"inner_lr": "lr", "lr_scheduler": "schedule"}  # other names that a constructor takes
@@ -80,16 +80,16 @@ class Strategy:
     stretches: bool = False
     samples_in_step: float = 0.0
     passes_change_weights: bool = False
+    optimizer: Optimizer  # from `setup` on
     drifts: tuple[str, ...] = ("optimizer", "weights")
 
     def __init__(self, **settings: Any):
         for alias, name in ALIASES.items():
             if alias in settings and name in settings:
                 raise SettingError(f"{alias} is another name of {name}: give one of them")
-        settings = {ALIASES.get(key, key): value for key, value in settings.items()}
-        known = [f.name for f in fields(self.Config)]
-        check_keys(type(self).__name__, settings, known, also=ALIASES)
-        self.config = self.Config(**{key: named(value) for key, value in settings.items()})
+        settings = {ALIASES.get(key, key): named(value) for key, value in settings.items()}
+        check_keys(type(self).__name__, settings, [f.name for f in fields(self.Config)], also=ALIASES)
+        self.config = self.Config(**settings)
         self.steps = 0
 
     def setup(self, model: nn.Module, comm: Comm, total_steps: int) -> None:
@@ -98,9 +98,9 @@ class Strategy:
         self.parameters = FlatParameters(model)
         if not self.parameters.num_parameters:
             raise SettingError("the model has no trainable parameters")
-        self.optimizer: Optimizer | None = None
+        vars(self).pop("optimizer", None)  # that of an earlier run
         self._init_node(model, comm.rank, comm.world_size)
-        if self.optimizer is None:
+        if "optimizer" not in vars(self):
             self.optimizer = self._make_optimizer()
         self.schedule = Schedule(self.config.schedule_spec(), self.optimizer, total_steps)
         self._sent = Payload(comm)
@@ -125,13 +125,13 @@ class Strategy:
     def num_nodes(self) -> int:
         return self.comm.world_size
 
-    def no_sync(self) -> AbstractContextManager:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which gradients only add up: for all micro-batches of a step but the last."""
         return nullcontext()
 
     def communicate_gradients(self) -> None:
         """Make `.grad` the mean gradient over all ranks, weighted as the loss is (by target tokens, as a rule)."""
-        payload = self._payload(extra=1)
+        payload = self._sent.flat(self.parameters.numel + 1)
         self.parameters.read_grads(payload).mul_(self.weight)
         payload[-1] = self.weight
         self.comm.all_reduce_(payload)
@@ -160,9 +160,11 @@ class Strategy:
         Gradients that are not finite are left out, see StepResult.skipped.
         """
         self.weight, self.samples, self._own_grads = weight, samples, None
+        scale, grads = 1 / weight if weight else 0.0, []
         for p in self.parameters.parameters:  # all ranks must make the same calls, whoever has a gradient
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        scale_grads(self.parameters.parameters, 1 / weight if weight else 0.0)
+            grads.append(p.grad)
+        torch._foreach_mul_(grads, scale)
         return StepResult(lr=self.schedule.set(self.steps))
 
     @property
@@ -308,6 +310,29 @@ class Strategy:
         """Return the agreed weights [numel] on the CPU, not to be changed."""
         return self.parameters.read()
 
-    def _payload(self, extra: int) -> Tensor:
-        """Return the flat [numel + extra] that is sent: zeros, or what was sent last."""
-        return self._sent.flat(self.parameters.numel + extra)
+
+class EveryStepStrategy(Strategy):
+    """All ranks move equal weights by what all of them have sent.
+
+    Each makes the step on its own device, and devices of another make round differently. So ranks compare their
+    weights every `check_interval` steps, before checkpoints and at the end, and take on rank 0's where they differ.
+    """
+
+    differs = False
+    check_interval: int  # steps from one comparison of weights to the next; 0: only where it has to be
+
+    def _start(self, flat: Tensor) -> None:
+        self._agreed_buffers = flat[self.parameters.num_parameters :].clone()
+
+    def is_drift_check_due(self, *, at_least: bool) -> bool:
+        return at_least or bool(self.check_interval and self.steps % self.check_interval == 0)
+
+    def load_weights(self, flat: Tensor) -> None:
+        self.parameters.write(flat)
+        self._agreed_buffers = self.parameters.read_buffers()
+
+    def agreed_weights(self) -> Tensor:
+        """Return the agreed weights [numel]. A forward pass that has not counted yet may have changed the buffers."""
+        flat = self.parameters.read()
+        flat[self.parameters.num_parameters :].copy_(self._agreed_buffers)
+        return flat

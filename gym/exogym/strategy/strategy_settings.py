@@ -39,7 +39,11 @@ class OptimSpec:
 
     def __post_init__(self) -> None:
         if isinstance(self.name, type):
-            object.__setattr__(self, "name", _name_of(self.name))
+            kind, name = self.name, self.name.__name__.lower()
+            if name not in OPTIMIZERS or not kind.__module__.startswith("torch.optim"):
+                remedy = f"give the strategy functools.partial({kind.__name__}, lr=...) in place of an OptimSpec"
+                raise SettingError(f"an OptimSpec knows {', '.join(OPTIMIZERS)}, not {kind.__name__}: {remedy}")
+            object.__setattr__(self, "name", name)
         one_of("optimizer", self.name, OPTIMIZERS)
         at_least("lr", self.lr, 0)
         at_least("weight_decay", self.weight_decay, 0)
@@ -51,17 +55,8 @@ class OptimSpec:
             raise SettingError("nesterov = true needs a momentum above 0")
 
 
-def _name_of(optimizer: type) -> str:
-    name = optimizer.__name__.lower()
-    if name not in OPTIMIZERS or not optimizer.__module__.startswith("torch.optim"):
-        remedy = f"give the strategy functools.partial({optimizer.__name__}, lr=...) in place of an OptimSpec"
-        raise SettingError(f"an OptimSpec knows {', '.join(OPTIMIZERS)}, not {optimizer.__name__}: {remedy}")
-    return name
-
-
-# An optimizer class, or any callable that takes parameters and returns a torch optimizer.
-OptimFactory = Callable[..., Any]
-Optim = str | OptimSpec | OptimFactory
+# A name, numbers too, or an optimizer class: any callable that takes parameters and returns a torch optimizer.
+Optim = str | OptimSpec | Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +112,7 @@ class StrategyConfig:
             raise SettingError(f"max_norm must be above 0, not {self.max_norm}")
         self.schedule_spec()
 
-    def _check(self, field: Field) -> None:
+    def _check(self, field: Field[Any]) -> None:
         """Raise SettingError if the value of a field made by `setting` is not what the field says."""
         value, metadata = getattr(self, field.name), field.metadata
         owner = next(kind for kind in type(self).__mro__ if field.name in inspect.get_annotations(kind))
@@ -136,8 +131,8 @@ class StrategyConfig:
 
     def schedule_spec(self) -> ScheduleSpec:
         """Return the schedule with its numbers. Raises SettingError if they are given twice."""
-        given = {"warmup_steps": self.warmup_steps, "min_ratio": self.min_lr_ratio}
-        given = {key: value for key, value in given.items() if value is not None}
+        numbers = {"warmup_steps": self.warmup_steps, "min_ratio": self.min_lr_ratio}
+        given: dict[str, Any] = {key: value for key, value in numbers.items() if value is not None}
         if isinstance(self.schedule, str):
             return ScheduleSpec(name=self.schedule, **given)
         if given:
@@ -182,18 +177,16 @@ def strategy_config(name: str, settings: Mapping[str, Any]) -> StrategyConfig:
     """
     config_class, _ = STRATEGIES[one_of("strategy", name, STRATEGIES)]
     check_keys(f"strategy {name}", settings, [each.name for each in fields(config_class)])
-    hints = hints_of(config_class)
-    return config_class(**{key: _value(key, hints[key], value) for key, value in settings.items()})
-
-
-def _value(name: str, hint: Any, text: Any) -> Any:
-    if not isinstance(text, str):
-        return text
-    try:
-        return from_text(hint, text)
-    except SettingError as error:
-        kind = str(error).removeprefix("expected ")
-        raise SettingError(f"{name} = {text.strip()!r} is not {kind}") from None
+    hints = hints_of(config_class)  # type: ignore[arg-type]  # a class is hashable: mypy takes it for its instances
+    values: dict[str, Any] = dict(settings)
+    for name, text in settings.items():
+        if isinstance(text, str):
+            try:
+                values[name] = from_text(hints[name], text)
+            except SettingError as error:
+                kind = str(error).removeprefix("expected ")
+                raise SettingError(f"{name} = {text.strip()!r} is not {kind}") from None
+    return config_class(**values)
 
 
 def build_strategy(name: str, settings: Mapping[str, Any]) -> Any:

@@ -21,7 +21,7 @@ import exogym
 from exogym import DiLoCoStrategy, LocalTrainer
 from exogym.errors import ExogymError, SettingError
 from exogym.logger import ConsoleLogger, CSVLogger, Logger, Summary, TensorBoardLogger, WandbLogger, wandb_logger
-from exogym.logger.console_logger import line
+from exogym.logger.logger import line
 
 INTERVAL, STEPS = 3, 10
 PATH = {**os.environ, "PYTHONPATH": str(Path(exogym.__file__).parents[1])}
@@ -279,20 +279,14 @@ def test_tensorboard_chooses_a_folder(tmp_path, monkeypatch):
     assert [s.value for s in EventAccumulator(str(log.directory)).Reload().Scalars("loss")] == [1.0, 1.0]
 
 
-def test_console_tells_warnings_and_resumes_once():
-    out = io.StringIO()
-    resume = {"type": "resume", "step": 8}
-    warnings = [{"type": "warning", "rank": n, "step": 8, "what": f"clip {n} [x] left out"} for n in range(2)]
-    give(ConsoleLogger(stream=out), resume | {"rank": 0}, resume | {"rank": 1}, *warnings)
-    assert out.getvalue().splitlines()[1:4] == [
-        *("goes on from step 8", "rank 0: clip 0 [x] left out", "rank 1: clip 1 [x] left out"),
-    ]
-
-
-def test_console_tells_new_shares_once():
+def test_console_tells_once_what_all_ranks_say_and_each_warning():
     out, what = io.StringIO(), "shares rank0 60 %, rank1 40 %: rank0 is 1.5 times as fast as rank1"
-    give(ConsoleLogger(stream=out), *({"type": "shares", "rank": n, "step": 8, "what": what} for n in range(2)))
-    assert out.getvalue().splitlines()[1:2] == [f"step 8: {what}"] and out.getvalue().count(what) == 1
+    both = [{"rank": n, "step": 8} for n in range(2)]
+    warnings = [about | {"type": "warning", "what": f"clip {about['rank']} [x] left out"} for about in both]
+    shares = [about | {"type": "shares", "what": what} for about in both]
+    give(ConsoleLogger(stream=out), *(about | {"type": "resume"} for about in both), *warnings, *shares)
+    said = ["goes on from step 8", "rank 0: clip 0 [x] left out", "rank 1: clip 1 [x] left out", f"step 8: {what}"]
+    assert out.getvalue().splitlines()[1:5] == said and out.getvalue().count(what) == 1
 
 
 def test_console_has_a_progress_bar_on_a_terminal():

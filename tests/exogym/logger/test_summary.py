@@ -187,7 +187,7 @@ def test_ranks_are_told_apart_by_their_hosts_where_events_have_them():
     assert shown(records, "ranks") == [("train", 1, 2)]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_any_order_between_ranks_gives_the_same_records(seed):
     import random
 

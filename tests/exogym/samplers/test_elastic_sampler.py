@@ -10,7 +10,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from exogym.errors import SettingError
 from exogym.samplers.batches import BatchSource, DatasetSamples
 from exogym.samplers.elastic import ElasticSampler
 from exogym.state.checkpoint import from_tree, to_tree
@@ -173,12 +172,6 @@ def test_what_a_lost_rank_trained_goes_to_the_others():
     assert drawn(ada, 1) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     ada.mark_done((0, 0), (0, 3), ("ada",))
     assert ada.first_epoch == 1 and not ada.needs_reshard
-
-
-def test_a_lost_rank_that_had_nothing_leaves_nothing():
-    [ada, _] = ranks_of(1, shuffle=False).values()
-    ada.mark_done((0, 0), (0, 1), ("ada",))
-    assert not ada.needs_reshard and ada.first_epoch == 1
 
 
 def test_a_round_may_end_in_a_later_epoch():
@@ -361,21 +354,3 @@ def test_what_is_left_keeps_its_order():
     left = torch.tensor([number not in order[:3] for number in range(7)])
     assert samples.plan(4, left, ("ada",), (1,)) == [[order[3:5], order[5:7]]]
     assert samples.plan(4, torch.zeros(7, dtype=torch.bool), HOSTS[:2], (1, 1)) == [[], []]
-
-
-def test_epochs_and_seeds_are_shuffled_differently():
-    plans = [
-        DatasetSamples(Squares(), seed=seed).plan(epoch, None, ("ada",), (1,))
-        for seed, epoch in ((0, 0), (0, 1), (5, 0))
-    ]
-    assert plans[0] == DatasetSamples(Squares(), seed=0).plan(0, None, ("ada",), (1,))
-    assert plans[0] != plans[1] and plans[0] != plans[2] and plans[1] != plans[2]
-
-
-def test_a_stream_cannot_be_shared():
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter(())
-
-    with pytest.raises(SettingError, match="Stream has no length"):
-        DatasetSamples(Stream())

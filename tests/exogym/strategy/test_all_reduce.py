@@ -1,7 +1,6 @@
 import pytest
 import torch
 from exogym_toys import (
-    Line,
     OtherArithmetic,
     Scalar,
     Steps,
@@ -14,9 +13,10 @@ from exogym_toys import (
 )
 from torch import nn
 
-from exogym import AllReduceStrategy, Checkpoints, FlatParameters, SingleComm
+from exogym import AllReduceStrategy, Checkpoints, DeMoStrategy, FlatParameters, SingleComm
 
 STEPS, NODES = 6, 3
+at_every_step = pytest.mark.parametrize("kind", [AllReduceStrategy, DeMoStrategy])
 
 
 def strategy():
@@ -56,47 +56,22 @@ def test_N_ranks_equal_one_process_with_all_their_batches():
         assert of_ranks[0]["grad_norm"] > 0.05  # so that clipping is really at work
 
 
-def test_accumulation_equals_one_big_batch():
-    parts = [token_batch(n + 1, seed=n) for n in range(4)]
-    accumulated = train(SingleComm(), [parts] * 2)[0]
-    torch.testing.assert_close(accumulated, train(SingleComm(), [[join_batches(parts)]] * 2)[0], rtol=2e-5, atol=2e-6)
-
-
-class TwoHeads(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.never = (nn.Parameter(torch.ones(1, 1)) for _ in range(3))
-
-
-def test_a_gradient_missing_on_one_rank_counts_as_zeros_and_on_all_stays_missing():
+@at_every_step
+def test_stopping_rides_on_each_step(kind):
     def rank_main(comm):
-        model = TwoHeads()
-        reduce_all = AllReduceStrategy(inner_optim="sgd", lr=1.0, weight_decay=0.5)
-        reduce_all.setup(model, comm, 1)
-        model.a.grad = torch.ones(1, 1)
-        if comm.rank == 0:
-            model.b.grad = torch.ones(1, 1)
-        make_step(reduce_all, 1.0, 1)
-        return model.a.item(), model.b.item(), model.never.item()
-
-    # lr 1, decay 0.5: 1 - (mean gradient + 0.5); the parameter that nobody used does not even decay
-    assert run_threads(2, rank_main) == [(-0.5, 0.0, 1.0)] * 2
-
-
-def test_stopping_rides_on_each_step():
-    def rank_main(comm):
-        model, reduce_all = Scalar(), AllReduceStrategy()
-        reduce_all.setup(model, comm, 9)
-        return [make_step(reduce_all, 0.0, 0, stopping=comm.rank == 2 and step == 3).stop for step in range(5)]
+        model, every_step = Scalar(), kind()
+        every_step.setup(model, comm, 9)
+        return [make_step(every_step, 0.0, 0, stopping=comm.rank == 2 and step == 3).stop for step in range(5)]
 
     assert run_threads(3, rank_main) == [[False, False, False, True, False]] * 3
 
 
-def test_nothing_moves_without_work():
+@at_every_step
+def test_nothing_moves_without_work(kind):
     def rank_main(comm):
-        model, reduce_all = Scalar(), AllReduceStrategy(weight_decay=0.5)
-        reduce_all.setup(model, comm, 1)
-        result = make_step(reduce_all, 0.0, 0)
+        model, every_step = Scalar(), kind(weight_decay=0.5)
+        every_step.setup(model, comm, 1)
+        result = make_step(every_step, 0.0, 0)
         return model.w.item(), result.grad_norm
 
     assert run_threads(2, rank_main) == [(1.0, None)] * 2
@@ -119,13 +94,32 @@ def test_one_collective_a_step():
     assert calls == [1 + 1 + 3] * 8  # gradient, who has one, weight, stopping, repeat
 
 
-@pytest.mark.parametrize("interval", [0, 1, 4, 100])
-def test_ranks_whose_arithmetic_differs_end_with_the_same_weights(interval, tmp_path):
+def reduced(rank, **settings):
+    return AllReduceStrategy(inner_optim=OtherArithmetic if rank else torch.optim.AdamW, weight_decay=0.0, **settings)
+
+
+class OtherDeMo(DeMoStrategy):
+    """Its steps differ in the last bit, as those of another chip."""
+
+    def _move(self, messages, shares):
+        super()._move(messages, shares)
+        with torch.no_grad():
+            for p in self.parameters.parameters:
+                p.copy_(torch.nextafter(p, torch.full_like(p, torch.inf)))
+
+
+def signed(rank, **settings):
+    return (OtherDeMo if rank else DeMoStrategy)(**settings)
+
+
+@pytest.mark.parametrize("interval", [0, 4])
+@pytest.mark.parametrize("made", [reduced, signed])
+def test_ranks_whose_arithmetic_differs_end_with_the_same_weights(made, interval, tmp_path):
     def rank_main(comm):
-        events, optimizer = [], OtherArithmetic if comm.rank else torch.optim.AdamW
-        strategy = AllReduceStrategy(inner_optim=optimizer, lr=0.01, weight_decay=0.0, check_interval=interval)
+        events = []
+        batches = [[token_batch(2, seed=comm.rank + 10 * step)] for step in range(10)]
         node = train_node(
-            Line(), comm, strategy, Steps([[(torch.ones(2, 4), torch.ones(2, 1))]] * 10), epochs=1, device="cpu",
+            Tokens(), comm, made(comm.rank, lr=0.01, check_interval=interval), Steps(batches), epochs=1, device="cpu",
             events=events.append, checkpoints=Checkpoints(tmp_path, f"rank{comm.rank}"), checkpoint_interval=3,
         )  # fmt: skip
         digest, saved = node.run().digest, node.saved.checkpoints
@@ -139,7 +133,8 @@ def test_ranks_whose_arithmetic_differs_end_with_the_same_weights(interval, tmp_
     assert max(first[2]) == 0  # rank 0's are taken
 
 
-def test_batch_norm_buffers_agree_and_constants_stay():
+@at_every_step
+def test_batch_norm_buffers_agree_and_constants_stay(kind):
     class Normed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -153,7 +148,7 @@ def test_batch_norm_buffers_agree_and_constants_stay():
         model = Normed()
         table = model.table.clone()
         source = Steps([[torch.full((4, 2), float(comm.rank)) + torch.eye(4, 2)]] * 3)
-        train_node(model, comm, AllReduceStrategy(lr=0.1), source, epochs=1, device="cpu").run()
+        train_node(model, comm, kind(lr=0.1), source, epochs=1, device="cpu").run()
         return model.norm.running_mean, torch.equal(model.table, table)
 
     ranks = run_threads(3, rank_main)

@@ -36,20 +36,17 @@ def test_the_mean_leaves_out_a_rank_whose_weights_are_not_finite(name):
 S = 40_000
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_bytes_are_those_of_the_formulas(ranks):
     """Up to the few that say who takes part: a flag for each tensor, weights of the mean, whether to stop."""
     reduced = 2 * (ranks - 1) / ranks * S
-    places = round(0.3 * S / 4) * 4
-    relays = {2: [1, 1], 3: [2, 1, 1], 4: [2, 2, 1, 1]}[ranks]
+    relays = {2: [1, 1], 4: [2, 2, 1, 1]}[ranks]
     expected = {
         "own": [reduced] * ranks,
         "allreduce": [reduced] * ranks,
         "diloco": [reduced] * ranks,
         "fedavg": [reduced] * ranks,
         "server": [S * count for count in relays],
-        "sparta": [2 * (ranks - 1) / ranks * places] * ranks,
-        "topk": [2 * (ranks - 1) / ranks * places + (ranks - 1) / ranks * places] * ranks,
     }
 
     def rank_main(comm, name):
@@ -64,7 +61,4 @@ def test_bytes_are_those_of_the_formulas(ranks):
 
     for name, values in expected.items():
         found = run_threads(ranks, lambda comm, name=name: rank_main(comm, name))
-        if name == "topk":  # places that two ranks name are sent once
-            assert all(sent <= most + 100 for sent, most in zip(found, values, strict=True))
-        else:
-            assert found == pytest.approx(values, abs=100), name
+        assert found == pytest.approx(values, abs=100), name

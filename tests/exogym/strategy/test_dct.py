@@ -15,7 +15,7 @@ def tensors_of(shapes):
     return [torch.randn(shape, generator=chance) for shape in shapes]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 8, 61, 64])
+@pytest.mark.parametrize("size", [1, 2, 61, 64])
 def test_the_basis_is_orthonormal_and_that_of_the_formula(size):
     matrix = basis(size, CPU)
     torch.testing.assert_close(matrix @ matrix.T, torch.eye(size), atol=1e-6, rtol=0)
@@ -33,8 +33,7 @@ def test_coefficients_by_hand():
     torch.testing.assert_close(one_row, torch.tensor([[4 / root, 2 / root]]))
 
 
-@pytest.mark.parametrize("most", [1, 100, dct.BATCH])
-@pytest.mark.parametrize("chunk", [1, 5, 64])
+@pytest.mark.parametrize(("chunk", "most"), [(1, 100), (5, 1), (5, 100), (64, 100), (64, dct.BATCH)])
 def test_there_and_back_again(chunk, most, monkeypatch):
     """Also where what is transformed at once is less than a tensor."""
     monkeypatch.setattr(dct, "BATCH", most)

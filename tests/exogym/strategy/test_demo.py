@@ -7,25 +7,15 @@ import pytest
 import test_exogym_faults as faults
 import torch
 from exogym_toys import (
-    Points,
-    Processes,
     Scalar,
-    Steps,
-    Tokens,
     end_round,
     make_step,
     run_threads,
-    token_batch,
-    train_node,
 )
-from sklearn.datasets import load_digits
 from torch import nn
 
 from exogym import (
-    AllReduceStrategy,
-    Checkpoints,
     DeMoStrategy,
-    FlatParameters,
     SingleComm,
     build_strategy,
     strategy_config,
@@ -36,17 +26,11 @@ from exogym.strategy import DeMoConfig, strategy_of
 from exogym.strategy.demo import _index_type
 
 
-def dct(size):
-    """The basis as the formula has it."""
-    return np.array(
-        [
-            [
-                math.sqrt((1 if k == 0 else 2) / size) * math.cos(math.pi * (2 * n + 1) * k / (2 * size))
-                for n in range(size)
-            ]
-            for k in range(size)
-        ]
-    )
+def dct_basis(size):
+    """As the formula has it."""
+    k = np.arange(size)
+    scale = np.where(k == 0, 1, 2)[:, None] / size
+    return np.sqrt(scale) * np.cos(math.pi * np.outer(k, 2 * k + 1) / (2 * size))
 
 
 class Weights(nn.Module):
@@ -96,7 +80,7 @@ def test_a_step_by_hand():
 
 def as_in_the_paper(weights, grads_of_ranks, shares, deltas, *, lr, decay, topk, wd, chunk):
     """One step in numpy on a matrix whose edges are multiples of `chunk`."""
-    basis, sent = dct(chunk), np.zeros_like(weights)
+    basis, sent = dct_basis(chunk), np.zeros_like(weights)
     for grad, share, delta in zip(grads_of_ranks, shares, deltas, strict=True):
         delta *= decay
         delta += lr * grad
@@ -111,7 +95,7 @@ def as_in_the_paper(weights, grads_of_ranks, shares, deltas, *, lr, decay, topk,
     return weights * (1 - lr * wd) - lr * np.sign(sent)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 3])
 def test_steps_are_those_of_the_paper(size):
     """Unequal weights, a schedule, several chunks: against numpy in the tensor's own domain, not the frequencies'."""
     weights, steps = [3.0, 1.0, 4.0][:size], 6
@@ -173,27 +157,6 @@ def test_with_all_coefficients_and_no_memory_it_is_sign_sgd_on_the_mean_gradient
             torch.testing.assert_close(p, want.detach())
 
 
-def test_what_is_not_sent_stays():
-    """Over three steps, of each coefficient: what was sent and what is left add up to all that came in."""
-    model = Weights((6, 10))
-    settings = {"compression_chunk": 5, "compression_topk": 2, "compression_decay": 0.8}
-    demo = set_up(SingleComm(), model, lr=0.1, **settings)
-    sent = torch.zeros_like(demo._residuals[0])
-    came = np.zeros((6, 10))
-    for step in range(3):
-        random_grads(model, step)
-        came = 0.8 * came + 0.1 * model.all[0].grad.numpy()
-        local = demo.local_step(1.0, 1)
-        exchanged = demo.exchange(False)
-        sent = 0.8 * sent + demo._mean(0, exchanged, [1.0])
-        demo.apply(exchanged, local)
-    basis = [dct(3), dct(5)]
-    for number, (r, c) in enumerate([(0, 0), (0, 5), (3, 0), (3, 5)]):
-        whole = basis[0] @ came[r : r + 3, c : c + 5] @ basis[1].T
-        np.testing.assert_allclose((sent + demo._residuals[0])[number].view(3, 5), whole, atol=1e-6)
-    assert demo._residuals[0].count_nonzero() == 4 * (15 - 2)  # two thirds of 2, rounded up, were sent of each chunk
-
-
 # what travels
 
 
@@ -208,12 +171,8 @@ def message_of(shapes, **settings):
 
 LAYERS = {
     "full chunks": [(64, 64)],
-    "with a bias": [(64, 64), (64,)],
-    "prime edges": [(67, 71), (71,)],
     "large primes": [(509, 127), (127,)],
-    "an embedding": [(5003, 384)],
     "whisper's stem": [(384, 80, 3), (384,), (384, 384, 3), (384,)],
-    "conv2d": [(128, 64, 3, 3), (128,)],
     "norms": [(768, 768), *[(768,)] * 5],
     "one edge": [(1, 1, 100, 384), (4096,)],
 }
@@ -251,92 +210,7 @@ def test_one_collective_a_step_of_the_same_size_with_and_without_work():
     assert len(calls) == 6 and len(set(calls)) == 1 and calls[0][0] == torch.uint8
 
 
-def test_stopping_goes_with_each_step():
-    def rank_main(comm):
-        demo = set_up(comm, Scalar())
-        return [make_step(demo, 0.0, 0, stopping=comm.rank == 2 and step == 3).stop for step in range(5)]
-
-    assert run_threads(3, rank_main) == [[False, False, False, True, False]] * 3
-
-
 # ranks
-
-
-class Everything(nn.Module):
-    """A convolution, a norm with buffers, a tied head, a frozen part, an integer buffer, a scalar, and one not used."""
-
-    def __init__(self):
-        super().__init__()
-        chance = torch.Generator().manual_seed(0)
-        self.stem = nn.Conv1d(4, 11, 3, padding=1)
-        self.norm = nn.BatchNorm1d(11)
-        self.frozen = nn.Linear(11, 11).requires_grad_(False)
-        self.head, self.tied = nn.Linear(11, 11, bias=False), nn.Linear(11, 11)
-        self.scale, self.never = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(3, 3))
-        self.register_buffer("counts", torch.arange(3))
-        with torch.no_grad():
-            for p in self.parameters():
-                p.copy_(torch.randn(p.shape, generator=chance) * 0.3)
-        self.tied.weight = self.head.weight
-
-    def forward(self, batch):
-        x, y = batch
-        h = self.norm(self.stem(x.unsqueeze(2)))[:, :, 0]
-        out = self.tied(torch.relu(self.head(self.frozen(h)))) * self.scale
-        return ((out.sum(1, keepdim=True) - y) ** 2).mean()
-
-
-def train_everything(comm, steps=5):
-    """Flats after each step, and what must not change."""
-    model, points, flats = Everything(), Points(8 * steps), []
-    frozen, never = model.frozen.weight.clone(), model.never.clone()
-    batches = [(points.x[i + comm.rank : i + 8], points.y[i + comm.rank : i + 8]) for i in range(0, 8 * steps, 8)]
-    demo = DeMoStrategy(lr=0.01, weight_decay=0.1, compression_chunk=8, compression_topk=6)
-    events = lambda event: event["type"] == "step" and flats.append(FlatParameters(model).read().tolist())  # noqa: E731
-    train_node(model, comm, demo, Steps([[b] for b in batches]), epochs=1, device="cpu", events=events).run()
-    assert torch.equal(model.frozen.weight, frozen) and torch.equal(model.never, never)
-    assert model.counts.tolist() == [0, 1, 2] and model.tied.weight is model.head.weight
-    assert len(demo.parameters.parameters) == 8
-    return flats
-
-
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
-def test_ranks_have_the_same_bits_after_each_step(size):
-    ranks = run_threads(size, train_everything)
-    assert len(ranks[0]) == 5 and ranks[0][0] != ranks[0][4]
-    assert all(flats == ranks[0] for flats in ranks)
-
-
-def test_real_processes_have_the_same_bits_and_those_of_threads():
-    with Processes(3, train_everything) as processes:
-        of_processes = [processes.result(rank) for rank in range(3)]
-    of_threads = run_threads(3, train_everything)
-    assert all(flats == of_processes[0] for flats in of_processes)
-    np.testing.assert_allclose(of_processes[0], of_threads[0], atol=1e-6)
-
-
-def test_batch_norm_buffers_agree_and_constants_stay():
-    class Normed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = nn.BatchNorm1d(2)
-            self.register_buffer("table", torch.rand(50, generator=torch.Generator().manual_seed(0)))
-
-        def forward(self, x):
-            return self.norm(x).pow(2).mean()
-
-    def rank_main(comm):
-        model = Normed()
-        table = model.table.clone()
-        source = Steps([[torch.full((4, 2), float(comm.rank)) + torch.eye(4, 2)]] * 3)
-        train_node(model, comm, DeMoStrategy(lr=0.1), source, epochs=1, device="cpu").run()
-        return model.norm.running_mean, torch.equal(model.table, table)
-
-    ranks = run_threads(3, rank_main)
-    expected = sum(0.25 + rank for rank in range(3)) / 3 * (1 - 0.9**3)
-    for mean, table_is_same in ranks:
-        assert table_is_same and torch.equal(mean, ranks[0][0])
-        torch.testing.assert_close(mean, torch.full((2,), expected))
 
 
 def test_a_gradient_missing_on_one_rank_and_on_all():
@@ -398,16 +272,6 @@ def test_a_rank_that_has_nothing_to_send_keeps_its_residual(without):
     assert first[4] == second[4] == 0.0
 
 
-def test_nothing_moves_without_work():
-    def rank_main(comm):
-        model = Weights((2, 2))
-        demo = set_up(comm, model, weight_decay=0.5, lr=1.0)
-        result = make_step(demo, 0.0, 0)
-        return torch.equal(model.all[0], Weights((2, 2)).all[0]), result.grad_norm
-
-    assert run_threads(2, rank_main) == [(True, None)] * 2
-
-
 def test_a_rank_clips_its_own_gradient_before_it_counts():
     model = Weights((8, 8))
     demo = set_up(SingleComm(), model, max_norm=0.25, lr=1.0)
@@ -451,7 +315,7 @@ def test_an_exchange_that_fewer_ranks_repeat_is_as_if_it_had_been_their_first():
             assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_any_fault_at_any_point(seed, tmp_path, monkeypatch):
     """As test_exogym_faults.py has it for the other strategies: hosts die, come back, and runs are resumed."""
     job_of = faults.random_job
@@ -464,66 +328,7 @@ def test_any_fault_at_any_point(seed, tmp_path, monkeypatch):
     faults.fuzzed(seed, tmp_path)
 
 
-class Rounds(DeMoStrategy):
-    """Its steps differ in the last bit, as those of another chip."""
-
-    def _move(self, messages, shares):
-        super()._move(messages, shares)
-        with torch.no_grad():
-            for p in self.parameters.parameters:
-                p.copy_(torch.nextafter(p, torch.full_like(p, torch.inf)))
-
-
-@pytest.mark.parametrize("interval", [0, 1, 4, 100])
-def test_ranks_whose_arithmetic_differs_end_with_the_same_weights(interval, tmp_path):
-    def rank_main(comm):
-        events, kind = [], Rounds if comm.rank else DeMoStrategy
-        batches = [[token_batch(2, seed=comm.rank + 10 * step)] for step in range(10)]
-        node = train_node(
-            Tokens(), comm, kind(lr=0.01, check_interval=interval), Steps(batches), epochs=1, device="cpu",
-            events=events.append, checkpoints=Checkpoints(tmp_path, f"rank{comm.rank}"), checkpoint_interval=3,
-        )  # fmt: skip
-        digest, saved = node.run().digest, node.saved.checkpoints
-        kept = [node.state.fingerprint_of(saved.load(number)["agreed"]) for number in saved.good()]
-        return digest, kept, [event["difference"] for event in events if event["type"] == "drift"]
-
-    first, second = run_threads(2, rank_main)
-    assert first[:2] == second[:2] and len(first[1]) == 2
-    assert len(second[2]) >= 4 and 0 < max(second[2]) < 1e-5 and max(first[2]) == 0  # rank 0's are taken
-
-
 # state
-
-
-class FromAnyStep(Steps):
-    def epoch(self, epoch, *, first_step=0):
-        yield from self.steps[first_step:]
-
-
-def run_tokens(comm, folder, *, stop_at=None, epochs=3):
-    """Flat and residuals at the end of a run that goes on from what is in the folder."""
-    batches = [[token_batch(2 + comm.rank, seed=comm.rank + 10 * step)] for step in range(6)]
-    model, demo = Tokens(), DeMoStrategy(lr=0.02, schedule="cosine", compression_chunk=4, compression_topk=3)
-    node = train_node(
-        model, comm, demo, FromAnyStep(batches), max_steps=6 * epochs, device="cpu",
-        should_stop=lambda: stop_at is not None and node.state.now.step + 1 >= stop_at,
-        checkpoints=Checkpoints(folder, f"rank{comm.rank}"), checkpoint_interval=1, resume=True,
-    )  # fmt: skip
-    result = node.run()
-    node.saved.checkpoints._writer.shutdown()
-    return FlatParameters(model).read(), torch.cat([r.flatten() for r in demo._residuals]), result.steps
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_resumed_equals_uninterrupted_to_the_bit(size, tmp_path):
-    whole = run_threads(size, lambda comm: run_tokens(comm, tmp_path / "whole"))
-    for stop_at in (4, 11):
-        stopped = run_threads(size, lambda comm, at=stop_at: run_tokens(comm, tmp_path / "run", stop_at=at))
-        assert stopped[0][2] == stop_at
-    resumed = run_threads(size, lambda comm: run_tokens(comm, tmp_path / "run"))
-    for ours, theirs in zip(resumed, whole, strict=True):
-        assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1]) and ours[2] == 18
-    assert size == 1 or not torch.equal(whole[0][1], whole[1][1])  # each rank has its own
 
 
 def test_a_newcomer_takes_the_weights_and_begins_without_a_residual():
@@ -573,45 +378,3 @@ def test_wrong_settings_are_refused_by_name(settings, message):
     if isinstance(settings.get("inner_optim", ""), str):
         with pytest.raises(SettingError):
             strategy_config("demo", settings)
-
-
-# what it is for
-
-
-class Digits(nn.Module):
-    def __init__(self):
-        super().__init__()
-        chance = torch.Generator().manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-        with torch.no_grad():
-            for p in self.parameters():
-                p.copy_((torch.rand(p.shape, generator=chance) - 0.5) * 2 / math.sqrt(p.shape[-1]))
-
-    def forward(self, batch):
-        x, y = batch
-        return nn.functional.cross_entropy(self.layers(x), y)
-
-
-def accuracy_on_digits(strategy, steps=250, size=4, batch=16):
-    data = load_digits()
-    x, y = torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    train, test = order[:1437], order[1437:]
-    picks = torch.randint(len(train), (steps, size, batch), generator=torch.Generator().manual_seed(1))
-
-    def rank_main(comm):
-        model = Digits()
-        batches = [[(x[train[pick[comm.rank]]], y[train[pick[comm.rank]]])] for pick in picks]
-        result = train_node(model, comm, strategy(), Steps(batches), epochs=1, device="cpu").run()
-        with torch.no_grad():
-            return (model.layers(x[test]).argmax(1) == y[test]).float().mean().item(), result.digest
-
-    ranks = run_threads(size, rank_main)
-    assert len({digest for _, digest in ranks}) == 1
-    return ranks[0][0]
-
-
-def test_it_learns_digits_nearly_as_well_as_all_reduce():
-    demo = accuracy_on_digits(lambda: DeMoStrategy(lr=0.01, schedule="cosine"))
-    reduced = accuracy_on_digits(lambda: AllReduceStrategy(lr=0.01, schedule="cosine"))
-    assert reduced > 0.94 and demo > reduced - 0.02

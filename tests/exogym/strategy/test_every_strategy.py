@@ -1,6 +1,5 @@
 """What holds for every strategy, on any number of ranks."""
 
-import copy
 import itertools
 
 import pytest
@@ -77,7 +76,7 @@ def trained(comm, name, model=None, *, epochs=2, size=40, **settings):
 
 
 @every_strategy
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+@pytest.mark.parametrize("ranks", [2, 5])
 def test_ranks_end_with_the_same_bits(name, ranks):
     """Of frozen weights nothing changes, of those that nobody uses hardly a bit; ties hold; integers are kept."""
 
@@ -146,8 +145,7 @@ def test_learning_goes_on_whoever_has_work(name):
 
 
 @every_strategy
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("stop_at", [1, 4, 5, 6, 7])
+@pytest.mark.parametrize(("ranks", "stop_at"), [(1, 5), (2, 4), (3, 1), (3, 6), (3, 7)])
 def test_stopped_and_resumed_is_as_if_nothing_had_happened(tmp_path, name, ranks, stop_at):
     def rank_main(comm, folder, stop):
         model = Everything()
@@ -230,19 +228,6 @@ def test_a_batch_in_parts_is_the_same_batch(name):
 
 
 @every_strategy
-def test_in_bf16(name):
-    def rank_main(comm):
-        model = Line()
-        node = train_node(model, comm, STRATEGIES[name](**LR), work(comm), epochs=4, precision="bf16")
-        result = node.run()
-        assert FlatParameters(model).parameters[0].dtype == torch.float32
-        return result.digest, result.train_loss
-
-    found = run_threads(2, rank_main)
-    assert found[0][0] == found[1][0] and found[0][1] < 3
-
-
-@every_strategy
 def test_another_strategy_or_setting_is_refused_on_resume(tmp_path, name):
     def run(**settings):
         checkpoints = Checkpoints(tmp_path, "rank0")
@@ -258,15 +243,3 @@ def test_another_strategy_or_setting_is_refused_on_resume(tmp_path, name):
     run()
     with pytest.raises(CheckpointError, match="max_norm was None, and is 3"):
         run(max_norm=3)
-
-
-@every_strategy
-def test_no_step_takes_what_belongs_to_another_run(name):
-    """Two runs of copies of one strategy are the same run twice."""
-    strategy = STRATEGIES[name](**LR)
-
-    def rank_main(comm):
-        model = Everything()
-        return train_node(model, comm, copy.deepcopy(strategy), work(comm), epochs=1).run().digest
-
-    assert run_threads(2, rank_main) == run_threads(2, rank_main)

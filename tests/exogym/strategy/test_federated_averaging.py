@@ -47,7 +47,7 @@ def test_one_round_of_islands_by_hand():
         assert all(found[other][1] == value for other in island)
 
 
-@pytest.mark.parametrize(("world", "size"), [(4, 2), (5, 2), (5, 4), (7, 3), (3, 5), (4, 1), (16, 4)])
+@pytest.mark.parametrize(("world", "size"), [(4, 2), (5, 4), (7, 3), (3, 5), (4, 1)])
 def test_islands_are_drawn_anew_are_equal_in_size_and_join_everybody_in_time(world, size):
     class Comm(SingleComm):
         world_size = world
@@ -60,7 +60,7 @@ def test_islands_are_drawn_anew_are_equal_in_size_and_join_everybody_in_time(wor
         module.comm = comm
         modules.append(module)
     met = Counter()
-    for count in range(300):
+    for count in range(100):
         for module in modules:
             module._count = count
         islands = {tuple(module.island()) for module in modules}

@@ -1,5 +1,6 @@
 """Second moments that ranks share: the mean of all, in 8 bits, as if it had been there from the beginning."""
 
+import itertools
 from itertools import pairwise
 
 import pytest
@@ -14,7 +15,7 @@ from exogym.comm.comm import ThreadComm
 from exogym.errors import SettingError
 from exogym.strategy import DiLoCoConfig, OptimSpec, ParameterServerConfig
 from exogym.strategy.moments import EVERY, FEW, MOMENT, Moments, SharedMoments, due
-from exogym.strategy.quantize import BLOCK, get_float8, put_float8
+from exogym.strategy.wire import BLOCK, _get, _put
 
 ALL = slice(0, 8)
 
@@ -95,8 +96,8 @@ def through_float8(values):
         torch.empty(4 * values.numel() // BLOCK + values.numel(), dtype=torch.uint8),
         torch.empty(values.shape),
     )
-    put_float8(values, sent, arrived)
-    get_float8(sent, arrived)
+    _put(values, sent, "float8", arrived, feeds_back=False)
+    _get(sent, arrived, "float8")
     return arrived
 
 
@@ -153,12 +154,12 @@ def test_each_travels_once_in_so_many_rounds(count, begun):
     assert max(part.stop - part.start for part in turns) <= -(-count // parts)
 
 
-def test_it_needs_adam():
+def test_it_needs_adam_as_scale_lr_does():
     for inner in (OptimSpec("adam"), torch.optim.AdamW, OtherArithmetic):
-        DiLoCoConfig(share_moments=True, inner_optim=inner)
-    for inner in ("sgd", torch.optim.RMSprop):
-        with pytest.raises(SettingError, match="share_moments needs"):
-            DiLoCoConfig(share_moments=True, inner_optim=inner)
+        DiLoCoConfig(share_moments=True, scale_lr=True, inner_optim=inner)
+    for inner, name in itertools.product(("sgd", torch.optim.RMSprop), ("share_moments", "scale_lr")):
+        with pytest.raises(SettingError, match=f"{name} needs inner_optim adam or adamw"):
+            DiLoCoConfig(**{name: True}, inner_optim=inner)
     with pytest.raises(SettingError, match="share_moments"):
         ParameterServerConfig(share_moments=True)
     assert DiLoCoStrategy(share_moments=True).config.share_moments

@@ -6,9 +6,9 @@ from torch import nn
 
 from exogym import DiLoCoStrategy, FedAvgStrategy, FlatParameters, SingleComm, SPARTADiLoCoStrategy, SPARTAStrategy
 from exogym.errors import SettingError
-from exogym.strategy.draft import Draft
-from exogym.strategy.quantize import BLOCK, dequantized, quantized
+from exogym.strategy.communication_module import Draft
 from exogym.strategy.sparta import SparseCommunicator, largest
+from exogym.strategy.wire import BLOCK, dequantized, quantized
 
 
 class Vector(nn.Module):
@@ -89,7 +89,7 @@ def test_topk_takes_the_weights_that_are_furthest_from_the_common_ones():
     assert first[:2] == second[:2] == [2.5, 2.5] and (first[7], second[7]) == pytest.approx((0.1, 0.2))
 
 
-@pytest.mark.parametrize("count", [1, 99, 1000, 2000])
+@pytest.mark.parametrize("count", [1, 99, 2000])
 def test_the_largest_are_found_in_pieces(count, monkeypatch):
     monkeypatch.setattr("exogym.strategy.sparta.LEAST_PIECE", 10)
     values = torch.randperm(1000, generator=torch.Generator().manual_seed(count)).float()
@@ -98,7 +98,7 @@ def test_the_largest_are_found_in_pieces(count, monkeypatch):
 
 
 @pytest.mark.parametrize("bits", [4, 8, 16])
-@pytest.mark.parametrize("count", [1, 7, BLOCK, BLOCK + 1, 3 * BLOCK - 5])
+@pytest.mark.parametrize("count", [1, BLOCK, 3 * BLOCK - 5])
 def test_what_was_quantized_comes_back_within_half_a_quantum(bits, count):
     values = torch.randn(count, generator=torch.Generator().manual_seed(count)) * 3
     sent = quantized(values, bits)
@@ -111,7 +111,7 @@ def test_what_was_quantized_comes_back_within_half_a_quantum(bits, count):
 
 
 @pytest.mark.parametrize("bits", [4, 8, 16])
-@pytest.mark.parametrize("largest", [1e-45, 3e-43, 1e-38, 1e-36, 4e-34, 1.0, 1.6e38])
+@pytest.mark.parametrize("largest", [1e-45, 1e-38, 4e-34, 1.6e38])
 def test_the_smallest_and_largest_floats_are_within_half_a_quantum(bits, largest):
     """No quantum is so small that it has lost digits."""
     values = torch.linspace(-largest, largest, BLOCK)

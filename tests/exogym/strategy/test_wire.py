@@ -10,8 +10,7 @@ from exogym import DiLoCoStrategy, FlatParameters, ParameterServerStrategy, Sing
 from exogym.errors import SettingError
 from exogym.strategy.diloco_settings import WIRES
 from exogym.strategy.parameter_server import ServerCommunicator
-from exogym.strategy.quantize import BLOCK
-from exogym.strategy.wire import AT_ONCE, LAST, WireSum, _bytes, _get, _pieces, _round_off
+from exogym.strategy.wire import AT_ONCE, BLOCK, LAST, WireSum, _bytes, _get, _pieces, _round_off
 
 ROUNDED = [wire for wire in WIRES if wire != "float32"]
 STEPS = {"int4": 7, "int8": 127, LAST: 32767}  # from 0 to the largest value of a block
@@ -96,8 +95,8 @@ def sums(comm, wire, size, rounds):
 
 
 @pytest.mark.parametrize("wire", ROUNDED)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("size", [1, BLOCK, 5 * BLOCK + 7])
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("size", [1, 5 * BLOCK + 7])
 def test_all_ranks_have_the_same_sums_and_nothing_is_lost(wire, ranks, size):
     outcomes = run_threads(ranks, lambda comm: sums(comm, wire, size, rounds=4))
     for totals, _, _ in outcomes:
@@ -140,7 +139,7 @@ def test_a_sum_is_made_again_by_fewer_ranks():
     assert run_threads(3, rank_main) == [(True, True)] * 3
 
 
-@pytest.mark.parametrize("numel", [BLOCK, 5 * BLOCK, 5 * BLOCK - 7])
+@pytest.mark.parametrize("numel", [BLOCK, 5 * BLOCK - 7])
 @pytest.mark.parametrize("wire", ["int4", "bf16"])
 def test_what_was_left_is_taken_along_by_another_number_of_ranks(wire, numel):
     """Its values are those of other parts now, some of nobody's."""
@@ -194,7 +193,7 @@ def test_bytes_of_a_rank_do_not_grow_with_the_ranks(wire, bytes_each):
         summed_up(WireSum(comm, wire), torch.ones(size))
         return comm.bytes_sent
 
-    for ranks in (2, 3, 4, 5):
+    for ranks in (2, 5):
         scales = 0 if wire == "bf16" else 4 / BLOCK
         wanted = 2 * (ranks - 1) / ranks * size * (bytes_each + scales) + (ranks - 1) * 8
         assert run_threads(ranks, rank_main) == [wanted] * ranks
