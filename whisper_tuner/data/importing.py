@@ -15,8 +15,8 @@ from whisper_tuner.data.audio import LONG_S
 from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.cutting import Cutter
 from whisper_tuner.data.dataset import MAX_DURATION_S, PartReader, Sample, write_manifest
-from whisper_tuner.data.formats.encoding import read_text
 from whisper_tuner.data.formats.layouts import parts_of
+from whisper_tuner.data.formats.place import read_text
 from whisper_tuner.data.formats.rows import AS_IT_IS, Bounds, Part, Reading
 from whisper_tuner.data.problems import Problem, write_problems
 from whisper_tuner.data.splitting import split

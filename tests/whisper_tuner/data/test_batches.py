@@ -21,11 +21,10 @@ from transformers import WhisperFeatureExtractor
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from whisper_tuner.data.batch_shapes import LABEL_GRID, BatchLayout, bucket_edges, padded_frames
 from whisper_tuner.data.batches import ShardBatches
-from whisper_tuner.data.cost import MEL_FRAMES, Cost
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.labels import IGNORED, label_encoder
-from whisper_tuner.data.shards import assign_shards
+from whisper_tuner.data.steps import MEL_FRAMES, Cost, assign_shards
 from whisper_tuner.model.base_model import prepare
 
 HOSTS = ["ada.local", "bob.local", "cy.local", "dee.local"]
@@ -168,8 +167,8 @@ def test_shards_are_the_same_in_another_interpreter(tmp_path):
     script = """
 import json, sys
 from pathlib import Path
-from whisper_tuner.data.shards import assign_shards
-from whisper_tuner.data.cost import MEL_FRAMES, Cost
+from whisper_tuner.data.steps import assign_shards
+from whisper_tuner.data.steps import MEL_FRAMES, Cost
 from whisper_tuner.data.dataset import Sample
 samples = [Sample(id=i, audio=Path(i), text=i, duration_s=d) for i, d in json.loads(sys.argv[1])]
 print(json.dumps([[s.id for s in shard] for shard in assign_shards(samples, json.loads(sys.argv[2]))]))

@@ -1,6 +1,6 @@
 import pytest
 
-from whisper_tuner.data.cost import MEL_FRAMES, Cost
+from whisper_tuner.data.steps import MEL_FRAMES, Cost
 from whisper_tuner.model.memory import PUBLISHED
 
 TINY_EN = PUBLISHED["openai/whisper-tiny.en"]

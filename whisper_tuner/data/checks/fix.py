@@ -17,9 +17,9 @@ from whisper_tuner.data import importing
 from whisper_tuner.data.checks.finding import Finding, Severity
 from whisper_tuner.data.checks.leaks import LEAKED_TEXT, MANY_LEAKS, SAME_AUDIO, find_duplicate_audio, leaked_texts
 from whisper_tuner.data.checks.material import TEST, Material, Row
-from whisper_tuner.data.checks.repair import repaired
+from whisper_tuner.data.checks.text import repaired
 from whisper_tuner.data.dataset import Sample, write_manifest
-from whisper_tuner.data.formats.encoding import read_text
+from whisper_tuner.data.formats.place import read_text
 from whisper_tuner.data.formats.rows import AS_IT_IS
 from whisper_tuner.data.importing import BLACKLIST, CLIPS, PATCHES
 from whisper_tuner.errors import ConfigError, DataError

@@ -1,11 +1,15 @@
-"""Texts that are no transcript, or that have characters which nobody says."""
+"""Texts that are no transcript, or that have characters which nobody says; and the mends that are certain.
+
+Those are what `--fix` does, and what checks of texts compare with.
+"""
 
 from __future__ import annotations
 
+import html
 import re
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Callable, Iterator
 
-from whisper_tuner.data.checks import repair
 from whisper_tuner.data.checks.finding import Finding, Kind, Severity, check, of_row
 from whisper_tuner.data.checks.material import Material, Row, words
 
@@ -132,6 +136,76 @@ def _names_sound(text: str) -> bool:
     return any(word.lower() in SOUNDS for word in words(text))
 
 
+# UTF-8 that was read as Windows-1252 or Latin-1: the first byte of a character, as Ã or â, and those that follow it.
+_MISREAD = re.compile(
+    r"(?<![^\W\d_])?[ÂÃÄÅÎÏÐÑâã][\u0080-\u00bf\u0152\u0153\u0160\u0161\u0178\u017d\u017e\u0192\u02c6\u02dc\u2013-\u203a\u20ac\u2122]{1,2}"
+)
+_TAG = re.compile(r"</?(?:b|i|u|em|strong|br|p|span|font|div|sup|sub|c|v|ruby|rt)(?:\s[^<>]*)?/?>", re.IGNORECASE)
+_ENTITY = re.compile(r"&(?:[a-zA-Z][a-zA-Z0-9]{1,31}|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});")
+# Marks of direction, soft hyphens, byte order marks and the like. Joiners (U+200C, U+200D) are letters in some scripts.
+_INVISIBLE = re.compile(r"[\u00ad\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\ufff9-\ufffb]")
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]")
+_SPACES = re.compile(r"\s+")
+
+
+def composed(text: str) -> str:
+    """Letters with their accents as one character each (NFC)."""
+    return unicodedata.normalize("NFC", text)
+
+
+def without_markup(text: str) -> str:
+    return html.unescape(_TAG.sub(" " if "<br" in text.lower() else "", text)) if has_markup(text) else text
+
+
+def has_markup(text: str) -> str:
+    """The first tag or entity, or ''."""
+    found = _TAG.search(text) or next((one for one in _ENTITY.finditer(text) if html.unescape(one[0]) != one[0]), None)
+    return found[0] if found else ""
+
+
+def without_controls(text: str) -> str:
+    return _INVISIBLE.sub("", _CONTROL.sub("", text))
+
+
+def single_spaced(text: str) -> str:
+    return _SPACES.sub(" ", text).strip()
+
+
+def decoded(text: str) -> str:
+    """Put é for Ã©; leave a text as it is where only some of it can be repaired."""
+    better = probably_decoded(text)
+    return text if better != text and _MISREAD.search(better) else better
+
+
+def probably_decoded(text: str) -> str:
+    """Put é for Ã©; a part that is no UTF-8 when read so stays as it is."""
+    return text if text.isascii() else _MISREAD.sub(_utf8, text)
+
+
+def _utf8(found: re.Match[str]) -> str:
+    before = found.string[found.start() - 1 : found.start()]
+    try:
+        read = _bytes(found[0]).decode("utf-8")
+    except (UnicodeEncodeError, UnicodeDecodeError):
+        return found[0]
+    # A capital before a closing quote, as in IRMÃ», is more probable than a small letter after capitals.
+    return found[0] if before.isupper() and found[0][1] in "»”’›…" else read
+
+
+def _bytes(text: str) -> bytes:
+    """Windows-1252 leaves five bytes as control characters, and Latin-1 all from 80 to 9F."""
+    return b"".join(c.encode("latin-1" if "\x80" <= c <= "\x9f" else "cp1252") for c in text)
+
+
+STEPS: tuple[Callable[[str], str], ...] = (decoded, without_markup, without_controls, composed, single_spaced)
+
+
+def repaired(text: str) -> str:
+    for step in STEPS:
+        text = step(text)
+    return text
+
+
 MISREAD = Kind(
     name="misread encoding",
     severity=Severity.WARNING,
@@ -144,7 +218,7 @@ MISREAD = Kind(
 @check(MISREAD, place=17)
 def find_misread(material: Material) -> Iterator[Finding]:
     for row in material.spoken:
-        if (better := repair.probably_decoded(row.text)) != row.text:
+        if (better := probably_decoded(row.text)) != row.text:
             yield of_row(MISREAD, row, f"probably: {better[:80]}")
 
 
@@ -160,7 +234,7 @@ MARKUP = Kind(
 @check(MARKUP, place=18)
 def find_markup(material: Material) -> Iterator[Finding]:
     for row in material.spoken:
-        if found := repair.has_markup(row.text):
+        if found := has_markup(row.text):
             yield of_row(MARKUP, row, f"'{found}'")
 
 
@@ -176,7 +250,7 @@ CONTROLS = Kind(
 @check(CONTROLS, place=19)
 def find_controls(material: Material) -> Iterator[Finding]:
     for row in material.spoken:
-        if (better := repair.without_controls(row.text)) != row.text:
+        if (better := without_controls(row.text)) != row.text:
             hidden = sorted({f"U+{ord(char):04X}" for char in set(row.text) - set(better)})
             yield of_row(CONTROLS, row, f"it has {', '.join(hidden)}")
 
@@ -193,7 +267,7 @@ DECOMPOSED = Kind(
 @check(DECOMPOSED, place=20)
 def find_decomposed(material: Material) -> Iterator[Finding]:
     for row in material.spoken:
-        if not row.text.isascii() and (better := repair.composed(row.text)) != row.text:
+        if not row.text.isascii() and (better := composed(row.text)) != row.text:
             pieces = sorted(set(row.text) - set(better))
             yield of_row(DECOMPOSED, row, f"it has {', '.join(f'U+{ord(char):04X}' for char in pieces[:4])}")
 
@@ -212,6 +286,6 @@ SPACES = Kind(
 @check(SPACES, place=31)
 def find_odd_whitespace(material: Material) -> Iterator[Finding]:
     for row in material.spoken:
-        if repair.single_spaced(row.text) != row.text:
+        if single_spaced(row.text) != row.text:
             odd = {SPACE_NAMES.get(char, f"U+{ord(char):04X}") for char in row.text if char.isspace() and char != " "}
             yield of_row(SPACES, row, f"it has {' and '.join(sorted(odd)) or 'several spaces in a row'}")

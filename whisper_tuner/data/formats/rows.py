@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ LANGUAGE_COLUMNS = ("language",)
 SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
 TIMED_COLUMNS = ("timed_text",)
 
-Cells = dict[str, object]
+Cells = Mapping[str, object]
 """By lower-case column name. An audio cell may be a dict of `bytes` and `path`, as the datasets library has it."""
 
 
@@ -156,16 +156,22 @@ def _text(name: str, value: object) -> str:
     return text
 
 
-def check_columns(path: Path, names: list[str], reading: Reading, as_read: str = "") -> None:
+def check_columns(path: Path, names: Sequence[str], reading: Reading, as_read: str = "") -> None:
     """Raises DataError unless there is an audio and a text column among them."""
-    for what, accepted in (("audio", reading.audio_names), ("text", reading.text_names)):
+    for accepted in (reading.audio_names, reading.text_names):
         if not any(name in accepted for name in names):
-            found = ", ".join(names) or "nothing"
-            said = f" {accepted[0]!r}" if getattr(reading, f"{what}_column") else ""
-            read = f"; line 1 was read as: {as_read}" if as_read else ""
-            example = next((name for name in names if name), "NAME")
-            raise DataError(
-                f"{path} has no {what} column{said}; found: {found}{read}",
-                remedy=f"Name it one of {', '.join(accepted if not said else names)}, or say which it is: "
-                f"{what}_column = {example} in the dataset's section, --{what}-column {example} for an import.",
-            )
+            raise no_column(path, names, reading, as_read)
+
+
+def no_column(path: Path, names: Sequence[str], reading: Reading, as_read: str) -> DataError:
+    """Say that there is no audio column among these, or no text column. as_read: how line 1 was read."""
+    has_audio = any(name in reading.audio_names for name in names)
+    what, accepted = ("text", reading.text_names) if has_audio else ("audio", reading.audio_names)
+    said = f" {accepted[0]!r}" if getattr(reading, f"{what}_column") else ""
+    read = f"; line 1 was read as: {as_read}" if as_read else ""
+    example = next((name for name in names if name), "NAME")
+    return DataError(
+        f"{path} has no {what} column{said}; found: {', '.join(names) or 'nothing'}{read}",
+        remedy=f"Name it one of {', '.join(accepted if not said else names)}, or say which it is: "
+        f"{what}_column = {example} in the dataset's section, --{what}-column {example} for an import.",
+    )

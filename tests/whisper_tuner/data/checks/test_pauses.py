@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from long_recordings import joined
 
 from whisper_tuner.data.audio import SAMPLE_RATE, load_audio
-from whisper_tuner.data.checks.pauses import EDGE_S, NoPause, pieces, spoken
+from whisper_tuner.data.checks.dividing import EDGE_S, NoPause, pieces, spoken
 
 
 @pytest.mark.parametrize("seconds", [40, 95])

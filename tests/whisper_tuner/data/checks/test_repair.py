@@ -2,8 +2,7 @@
 
 import pytest
 
-from whisper_tuner.data.checks import repair
-from whisper_tuner.data.checks.text import described_sound
+from whisper_tuner.data.checks.text import decoded, described_sound, probably_decoded, repaired
 
 
 @pytest.mark.parametrize(
@@ -23,8 +22,8 @@ from whisper_tuner.data.checks.text import described_sound
     ],
 )
 def test_mended(text, mended):
-    assert repair.repaired(text) == mended
-    assert repair.repaired(mended) == mended
+    assert repaired(text) == mended
+    assert repaired(mended) == mended
 
 
 @pytest.mark.parametrize(
@@ -42,13 +41,13 @@ def test_mended(text, mended):
     ],
 )
 def test_left_alone(text):
-    assert repair.repaired(text) == text
+    assert repaired(text) == text
 
 
 def test_what_can_be_repaired_in_part_only_is_found_and_left_alone():
     text = "ã“ã‚“ã«"  # bytes were lost when it was read
-    assert repair.probably_decoded(text) != text
-    assert repair.decoded(text) == text
+    assert probably_decoded(text) != text
+    assert decoded(text) == text
 
 
 @pytest.mark.parametrize("text", ["[laughter] yes", "(music)", "beep sound", "*sighs*", "♪", "Beep.", "<noise>"])

@@ -13,10 +13,9 @@ import pytest
 import soundfile
 
 from whisper_tuner.data.dataset import load_manifest
-from whisper_tuner.data.formats.layouts import LAYOUTS, parts_of
+from whisper_tuner.data.formats.layouts import LAYOUTS, doubtful, parts_of, with_siblings
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.importing import import_source
-from whisper_tuner.data.siblings import doubtful, with_siblings
 from whisper_tuner.errors import DataError
 
 CV_HEADER = (
