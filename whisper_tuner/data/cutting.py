@@ -56,15 +56,14 @@ class Cutter:
     def rows(self) -> Iterator[Row]:
         try:
             for row in self._part.rows():
-                yield row._replace(cells=self._tried(row.cells))
+                cells = row.cells
+                try:
+                    cells = cells if isinstance(cells, BadRow) else self._own(cells)
+                except BadRow as reason:
+                    cells = reason
+                yield row._replace(cells=cells)
         finally:
             self._close()
-
-    def _tried(self, cells: Cells | BadRow) -> Cells | BadRow:
-        try:
-            return cells if isinstance(cells, BadRow) else self._own(cells)
-        except BadRow as reason:
-            return reason
 
     def _own(self, cells: Cells) -> Cells:
         held = next((cells[name] for name in self._part.reading.audio_names if cells.get(name)), None)

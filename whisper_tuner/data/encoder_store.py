@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +37,8 @@ class EncoderStore:
         precision: str,
         warn: Callable[[str], None] = lambda what: None,
     ):
-        self.d_model = encoder.config.d_model
+        config: Any = encoder.config
+        self.d_model: int = config.d_model
         self.directory = Path(directory) / _digest(encoder, precision)
         what = f"the encoder's outputs cannot be kept in {self.directory}"
         slower = "they are computed in each epoch, which is slower"
@@ -70,11 +72,13 @@ class EncoderStore:
 
     def get(self, keys: Sequence[bytes]) -> list[Tensor] | None:
         """Return the states of each clip, float32 [frames / 2, d_model]; None if one of them is not stored."""
-        found = [self._segments.get(key) for key in keys]
-        if None in found:
-            return None
-        values = (np.frombuffer(value, STORED).astype(np.float32) for value in found)
-        return [torch.from_numpy(value).unflatten(0, (-1, self.d_model)) for value in values]
+        found = []
+        for key in keys:
+            if (value := self._segments.get(key)) is None:
+                return None
+            states = torch.from_numpy(np.frombuffer(value, STORED).astype(np.float32))
+            found.append(states.unflatten(0, (-1, self.d_model)))
+        return found
 
     def put(self, keys: Sequence[bytes], states: Sequence[Tensor]) -> list[Tensor]:
         """Keep the states of each clip, [frames / 2, d_model], on any device. Return what `get` will give.

@@ -85,16 +85,12 @@ class Segments:
                 self._unwritable(error.strerror or str(error))
 
     def _find(self, key: bytes) -> _Place | None:
-        if key not in self._places:
-            self._read_indexes()
+        if key not in self._places:  # it may have been added since the last time, by whatever process
+            for path in sorted(self.directory.glob(f"{NAME}.index")):
+                with contextlib.suppress(OSError):
+                    if path.stat().st_size >= self._known.get(path.stem, 0) + _RECORD.size:
+                        self._read_index(path)
         return self._places.get(key)
-
-    def _read_indexes(self) -> None:
-        """Read what has been added since the last time, by whatever process."""
-        for path in sorted(self.directory.glob(f"{NAME}.index")):
-            with contextlib.suppress(OSError):
-                if path.stat().st_size >= self._known.get(path.stem, 0) + _RECORD.size:
-                    self._read_index(path)
 
     def _read_index(self, path: Path) -> None:
         begin = self._known.get(path.stem, 0)
@@ -102,9 +98,10 @@ class Segments:
             file.seek(begin)
             raw = file.read()
         end = _whole(len(raw))
-        for at in range(0, end, _RECORD.size):
-            if found := _from_record(raw[at : at + _RECORD.size], path.stem, begin + at):
-                self._places.update([found])
+        for at, (checked, checksum) in enumerate(_RECORD.iter_unpack(raw[:end])):
+            if hash_of(checked)[:8] == checksum:
+                key, digest, offset, size = _CHECKED.unpack(checked)
+                self._places[key] = _Place(path.stem, begin + at * _RECORD.size, digest, offset, size)
         self._known[path.stem] = begin + end
 
     def _read(self, place: _Place) -> bytes:
@@ -165,26 +162,14 @@ def _append(data: BinaryIO, index: BinaryIO, key: bytes, value: bytes) -> _Place
     place = _Place(Path(data.name).stem, record, hash_of(value), offset, len(value))
     try:
         _write(data, offset, value)
-        _write(index, record, _to_record(key, place))
+        checked = _CHECKED.pack(key, place.digest, place.offset, place.size)
+        _write(index, record, _RECORD.pack(checked, hash_of(checked)[:8]))
     except OSError:
         for file, size in ((index, record), (data, offset)):
             with contextlib.suppress(OSError):
                 file.truncate(size)
         raise
     return place
-
-
-def _to_record(key: bytes, place: _Place) -> bytes:
-    checked = _CHECKED.pack(key, place.digest, place.offset, place.size)
-    return _RECORD.pack(checked, hash_of(checked)[:8])
-
-
-def _from_record(record: bytes, segment: str, begin: int) -> tuple[bytes, _Place] | None:
-    checked, checksum = _RECORD.unpack(record)
-    if hash_of(checked)[:8] != checksum:
-        return None
-    key, digest, offset, size = _CHECKED.unpack(checked)
-    return key, _Place(segment, begin, digest, offset, size)
 
 
 def _whole(size: int) -> int:

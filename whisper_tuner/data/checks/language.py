@@ -73,7 +73,7 @@ def letters_by_script(text: str) -> Counter[str]:
 
 def main_script(text: str) -> str:
     """Return the script of most of its letters, '' if it has none."""
-    return max(found, key=found.get) if (found := letters_by_script(text)) else ""
+    return max(found, key=found.__getitem__) if (found := letters_by_script(text)) else ""
 
 
 USUAL_SHARE = 0.05  # of a set's letters: a script with fewer is none that the set is written in
@@ -96,29 +96,23 @@ LOOKALIKE = Kind(
 
 @check(WRONG_SCRIPT, LOOKALIKE, place=15)
 def find_wrong_scripts(material: Material) -> Iterator[Finding]:
-    known = scripts_of(material.language) or _usual_scripts(material)
+    every: Counter[str] = Counter()
+    for row in material.spoken:
+        every.update(letters_by_script(row.text))
+    usual = frozenset(name for name, count in every.items() if count >= USUAL_SHARE * every.total())
+    known = scripts_of(material.language) or usual
     for row in material.spoken:
         if not (found := letters_by_script(row.text)):
             continue
         expected = (scripts_of(row.sample.language) if row.sample.language else known) or known
         foreign = {name: count for name, count in found.items() if name not in expected}
-        if len(found) > 1 and (mixed := _mixed(row.text)):
-            yield of_row(LOOKALIKE, row, f"'{mixed}' mixes {' and '.join(sorted(letters_by_script(mixed)))} letters")
+        by_word = ((word, set(letters_by_script(word))) for word in (words(row.text) if len(found) > 1 else ()))
+        if mixed := next((pair for pair in by_word if any(both <= pair[1] for both in MIXED)), None):
+            yield of_row(LOOKALIKE, row, f"'{mixed[0]}' mixes {' and '.join(sorted(mixed[1]))} letters")
         elif sum(foreign.values()) >= max(FEWEST_FOREIGN, found.total() / 2):
             share = 100 * sum(foreign.values()) / found.total()
             what = f"{share:.0f} % of its letters are {', '.join(foreign)}, not {' or '.join(sorted(expected))}"
             yield of_row(WRONG_SCRIPT, row, what, badness=share)
-
-
-def _usual_scripts(material: Material) -> frozenset[str]:
-    every: Counter[str] = Counter()
-    for row in material.spoken:
-        every.update(letters_by_script(row.text))
-    return frozenset(name for name, count in every.items() if count >= USUAL_SHARE * every.total())
-
-
-def _mixed(text: str) -> str:
-    return next((word for word in words(text) if any(pair <= set(letters_by_script(word)) for pair in MIXED)), "")
 
 
 # Words that no other of these languages has among its frequent ones are what decides; those of two count for both.
@@ -239,9 +233,8 @@ def find_digits_and_words(material: Material) -> Iterator[Finding]:
     return two_ways(DIGITS, digits, spelt, ("digits", "numbers as words"))
 
 
-FEWEST_CASED = (
-    3  # words of two letters or more: less may be an abbreviation, also one that is spelled, or half a sentence
-)
+# Words of two letters or more: less may be an abbreviation, also one that is spelled, or half a sentence.
+FEWEST_CASED = 3
 
 CASING = Kind(
     name="two ways of casing",
@@ -253,7 +246,9 @@ CASING = Kind(
 
 @check(CASING, place=22)
 def find_two_casings(material: Material) -> Iterator[Finding]:
-    capitals, mixed, small = [], [], []
+    capitals: list[Row] = []
+    mixed: list[Row] = []
+    small: list[Row] = []
     for row in material.spoken:
         if sum(len(word) > 1 for word in words(row.text)) < FEWEST_CASED or row.text.upper() == row.text.lower():
             continue
@@ -276,7 +271,8 @@ PUNCTUATION = Kind(
 
 @check(PUNCTUATION, place=23)
 def find_two_punctuations(material: Material) -> Iterator[Finding]:
-    ended, open_ended = [], []
+    ended: list[Row] = []
+    open_ended: list[Row] = []
     for row in material.spoken:
         if len(words(row.text)) >= FEWEST_ENDED:
             (ended if unicodedata.category(row.text[-1]) in ENDS else open_ended).append(row)

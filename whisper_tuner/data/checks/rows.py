@@ -56,8 +56,9 @@ def find_unusable(material: Material) -> Iterator[Finding]:
             yield Finding(
                 kind=UNUSABLE[found.kind], part=part, manifest=manifest.path, line=found.line, what=found.what
             )
-    limit = material.limit
-    for row in material.rows if limit else ():
+    if (limit := material.limit) is None:
+        return
+    for row in material.rows:
         text, language = row.text, row.sample.language
         if row.part == TEST:  # its texts are not trained on
             continue

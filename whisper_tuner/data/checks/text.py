@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from whisper_tuner.data.checks.finding import Finding, Kind, Severity, check, of_row
 from whisper_tuner.data.checks.material import Material, Row, words
@@ -185,25 +185,18 @@ def probably_decoded(text: str) -> str:
 def _utf8(found: re.Match[str]) -> str:
     before = found.string[found.start() - 1 : found.start()]
     try:
-        read = _bytes(found[0]).decode("utf-8")
+        # Windows-1252 leaves five bytes as control characters, and Latin-1 all from 80 to 9F.
+        raw = b"".join(c.encode("latin-1" if "\x80" <= c <= "\x9f" else "cp1252") for c in found[0])
+        read = raw.decode("utf-8")
     except (UnicodeEncodeError, UnicodeDecodeError):
         return found[0]
     # A capital before a closing quote, as in IRMÃ», is more probable than a small letter after capitals.
     return found[0] if before.isupper() and found[0][1] in "»”’›…" else read
 
 
-def _bytes(text: str) -> bytes:
-    """Windows-1252 leaves five bytes as control characters, and Latin-1 all from 80 to 9F."""
-    return b"".join(c.encode("latin-1" if "\x80" <= c <= "\x9f" else "cp1252") for c in text)
-
-
-STEPS: tuple[Callable[[str], str], ...] = (decoded, without_markup, without_controls, composed, single_spaced)
-
-
 def repaired(text: str) -> str:
-    for step in STEPS:
-        text = step(text)
-    return text
+    """Mend what is certain: encoding, markup, invisible characters, Unicode form and spaces, in this order."""
+    return single_spaced(composed(without_controls(without_markup(decoded(text)))))
 
 
 MISREAD = Kind(

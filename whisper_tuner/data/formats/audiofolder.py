@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from whisper_tuner.data.formats import lists
@@ -60,10 +62,11 @@ def _by_first_folder(whole: Part) -> Parts:
     if None in kinds or "train" not in kinds:
         return {"train": whole}
     notes = (*whole.notes, "its rows belong to train, validation or test by the folder that they name")
-    return {
-        kind: replace(whole, rows=lambda kind=kind: (row for row in whole.rows() if _kind(row) == kind), notes=notes)
-        for kind in sorted(map(str, kinds))
-    }
+    return {kind: replace(whole, rows=partial(_of_kind, whole, kind), notes=notes) for kind in sorted(map(str, kinds))}
+
+
+def _of_kind(whole: Part, kind: str) -> Iterator[Row]:
+    return (row for row in whole.rows() if _kind(row) == kind)
 
 
 def _kind(row: Row) -> str | None:
