@@ -16,7 +16,6 @@ from itertools import islice
 from pathlib import Path
 
 from whisper_tuner.data.audio_check import SHORTEST_S, AudioIndex
-from whisper_tuner.data.formats.audio_names import AudioNames
 from whisper_tuner.data.formats.layouts import part_of
 from whisper_tuner.data.formats.rows import (
     AS_IT_IS,
@@ -26,6 +25,7 @@ from whisper_tuner.data.formats.rows import (
     OFFSET_COLUMNS,
     SPEAKER_COLUMNS,
     TIMED_COLUMNS,
+    AudioNames,
     BadRow,
     Cells,
     Part,

@@ -39,7 +39,10 @@ class EncoderStore:
     ):
         config: Any = encoder.config
         self.d_model: int = config.d_model
-        self.directory = Path(directory) / _digest(encoder, precision)
+        weights = f"{FORMAT} {precision} {torch.__version__}".encode()
+        for name, value in sorted(encoder.state_dict().items()):
+            weights = hash_of(weights + name.encode() + value.detach().float().cpu().contiguous().numpy().tobytes())
+        self.directory = Path(directory) / weights.hex()
         what = f"the encoder's outputs cannot be kept in {self.directory}"
         slower = "they are computed in each epoch, which is slower"
         self._segments = Segments(self.directory, lambda reason: warn(f"{what}: {reason}; {slower}"))
@@ -91,14 +94,6 @@ class EncoderStore:
             if self._segments.is_writable and is_whole:
                 self._segments.put(key, one.cpu().numpy().astype(STORED).tobytes())
         return [one if is_whole else state for one, is_whole, state in zip(rounded, fits, states, strict=True)]
-
-
-def _digest(encoder: nn.Module, precision: str) -> str:
-    """Hash the weights of an encoder, on any device."""
-    found = f"{FORMAT} {precision} {torch.__version__}".encode()
-    for name, value in sorted(encoder.state_dict().items()):
-        found = hash_of(found + name.encode() + value.detach().float().cpu().contiguous().numpy().tobytes())
-    return found.hex()
 
 
 def _bytes_in(folder: Path) -> int:

@@ -167,17 +167,17 @@ def _split(found: list[ImportedPart], out: Path) -> list[ImportedPart]:
 
 def read_corrections(folder: Path) -> Corrections:
     """Raises DataError."""
-    blacklist, patches = folder / BLACKLIST, folder / PATCHES
+    blacklist, path = folder / BLACKLIST, folder / PATCHES
     ids = read_text(blacklist, AS_IT_IS)[0].splitlines() if blacklist.exists() else []
     ids = [line.strip() for line in ids if not line.lstrip().startswith("#")]  # a remark, as data check --fix writes it
-    table = csv.reader(io.StringIO(read_text(patches, AS_IT_IS)[0] if patches.exists() else "", newline=""))
+    table = csv.reader(io.StringIO(read_text(path, AS_IT_IS)[0] if path.exists() else "", newline=""))
     texts = {}
     for number, cells in enumerate(table):
         if number == 0 or not any(cells):
             continue
         if len(cells) != 2 or not all(cell.strip() for cell in cells):
             raise DataError(
-                f"{patches} line {table.line_num}: not an id and a text: {', '.join(cells)[:80]}",
+                f"{path} line {table.line_num}: not an id and a text: {', '.join(cells)[:80]}",
                 remedy=f"Its columns are id,text. To leave a clip out, write its id into {BLACKLIST}.",
             )
         texts[cells[0].strip()] = cells[1].strip()

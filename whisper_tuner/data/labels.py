@@ -90,7 +90,12 @@ class LabelEncoder:
         if len(label) > self.max_tokens:
             raise DataError(f"the text makes {len(label)} tokens, but the decoder takes {self.max_tokens}")
         if timed:
-            with_times = Label(prompt, (*self._timed(timed, spoken), self.end))
+            with_parts: list[int] = []
+            for part in timed:
+                with_parts.append(self._timestamp(part.start))
+                if part.text:  # `generate` lets no timestamp follow the first one at once
+                    with_parts += [*self._ids(part.text, spoken), self._timestamp(part.end)]
+            with_times = Label(prompt, (*with_parts, self.end))
             label = with_times if len(with_times) <= self.max_tokens else label
         # As Whisper's own decoding: at most the last 223 tokens of the usual 448 positions.
         room = min(self.max_tokens // 2 - 1, self.max_tokens - len(label) - 1)
@@ -101,14 +106,6 @@ class LabelEncoder:
 
     def _ids(self, text: str, spoken: str) -> list[int]:
         return self.tokenizer(_spaced(text, spoken or "en", self.task), add_special_tokens=False).input_ids
-
-    def _timed(self, parts: Sequence[Said], spoken: str) -> list[int]:
-        ids = []
-        for part in parts:
-            ids.append(self._timestamp(part.start))
-            if part.text:  # `generate` lets no timestamp follow the first one at once
-                ids += [*self._ids(part.text, spoken), self._timestamp(part.end)]
-        return ids
 
     def _timestamp(self, seconds: float) -> int:
         if self.first_timestamp is None:

@@ -62,7 +62,9 @@ class Segments:
             place = self._find(key)
         if place is None:
             return None
-        value = self._read(place)
+        value = b""  # fewer bytes than there should be if the file is damaged, or gone
+        with contextlib.suppress(OSError), (self.directory / f"{place.segment}.data").open("rb", buffering=0) as data:
+            value = os.pread(data.fileno(), place.size, place.offset)
         if len(value) == place.size and (place in self._intact or hash_of(value) == place.digest):
             self._intact.add(place)
             return value
@@ -76,8 +78,11 @@ class Segments:
                 return
             try:
                 self.directory.mkdir(parents=True, exist_ok=True)
-                with self._locked_segment() as data, _opened(Path(data.name).with_suffix(".index")) as index:
-                    self._places[key] = _append(data, index, key, value)
+                with self._locked_segment() as data:
+                    path = Path(data.name).with_suffix(".index")
+                    path.touch(mode=0o600)
+                    with path.open("r+b", buffering=0) as index:  # to write to at any place
+                        self._places[key] = _append(data, index, key, value)
             except BlockingIOError:
                 pass  # another process was so quick as to lock the segment that this one had made
             except OSError as error:
@@ -103,14 +108,6 @@ class Segments:
                 key, digest, offset, size = _CHECKED.unpack(checked)
                 self._places[key] = _Place(path.stem, begin + at * _RECORD.size, digest, offset, size)
         self._known[path.stem] = begin + end
-
-    def _read(self, place: _Place) -> bytes:
-        """Read a value: fewer bytes than there should be if the file is damaged, or gone."""
-        try:
-            with (self.directory / f"{place.segment}.data").open("rb", buffering=0) as data:
-                return os.pread(data.fileno(), place.size, place.offset)
-        except OSError:
-            return b""
 
     def _forget(self, key: bytes, place: _Place) -> None:
         """Remove a value from the index too: whoever reads that next should not come upon the damage again."""
@@ -144,12 +141,6 @@ def _locked(file: BinaryIO, *, is_own: bool) -> BinaryIO:
             file.close()
             raise
     return file
-
-
-def _opened(path: Path) -> BinaryIO:
-    """Open a file to write to at any place, whether it is there already or not."""
-    path.touch(mode=0o600)
-    return path.open("r+b", buffering=0)
 
 
 def hash_of(value: bytes) -> bytes:

@@ -351,17 +351,3 @@ def test_a_row_in_a_language_that_the_model_does_not_know_is_left_out(
     assert kept == ["b", "c"] and problem.kind == Kind.LANGUAGE
     assert str(problem) == "line 2: a: the model does not know the language 'yue'"
     assert ids(multilingual_folder) == ids(english_folder) == (["a", "b", "c"], ())
-
-
-@pytest.mark.parametrize("key", ["timestamps_share", "previous_text_share"])
-def test_settings_that_need_tokens_which_the_model_lacks_are_refused(folder, english_folder, timestamps_folder, key):
-    (folder / "m.csv").write_text("id,audio,text\nb,b.wav,fine\n")
-    (folder / "run").mkdir()
-    settings = {"train": folder / "m.csv", "language": "fr", key: 0.5}
-    check_data(Profile(base_model=str(timestamps_folder), **settings), folder / "run", folder / "store")
-    english = Profile(base_model=str(english_folder), **settings)
-    if key == "timestamps_share":
-        with pytest.raises(ConfigError, match="has no timestamp tokens"):
-            check_data(english, folder / "run", folder / "store")
-    else:
-        check_data(english, folder / "run", folder / "store")

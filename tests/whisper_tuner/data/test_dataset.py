@@ -103,11 +103,6 @@ def test_languages_and_clips_without_speech_are_written_and_read_back(folder):
     assert loaded.samples == tuple(samples[1:]) and loaded.problems[0].kind == Kind.NO_TEXT
 
 
-def test_without_languages_a_written_manifest_has_no_column_for_them(folder):
-    write_manifest(folder / "out.csv", [Sample(id="a", audio=folder / "audio/a.wav", text="a", duration_s=0.5)])
-    assert (folder / "out.csv").read_text().splitlines()[0] == "id,audio_path,transcription,duration_s"
-
-
 @pytest.mark.parametrize("column", SPEAKER_COLUMNS)
 def test_speakers_are_read_and_written(folder, column):
     loaded = load_manifest(manifest(folder, f"audio,text,{column}\naudio/a.wav,oui,Anna\naudio/b.flac,non,\n"))

@@ -78,13 +78,13 @@ def pieces(said: list[Span], longest_s: float) -> list[Span]:
         rest = fit[-1] + 1 == len(said)
         enough = [number for number in fit if said[number][1] - begins >= _SHORTEST_SHARE * longest_s] or fit
         cuts.append(len(said) if rest else 1 + max(enough, key=lambda number: said[number + 1][0] - said[number][1]))
-    return [_with_edges(said, first, last - 1) for first, last in pairwise(cuts)]
-
-
-def _with_edges(said: list[Span], first: int, last: int) -> Span:
-    before = (said[first - 1][1] + said[first][0]) / 2 if first else 0.0
-    after = (said[last][1] + said[last + 1][0]) / 2 if last + 1 < len(said) else math.inf
-    return max(before, said[first][0] - EDGE_S, 0.0), min(after, said[last][1] + EDGE_S)
+    found = []
+    for first, end in pairwise(cuts):
+        (begins, _), (_, ends) = said[first], said[end - 1]
+        before = (said[first - 1][1] + begins) / 2 if first else 0.0
+        after = (ends + said[end][0]) / 2 if end < len(said) else math.inf
+        found.append((max(before, begins - EDGE_S, 0.0), min(after, ends + EDGE_S)))
+    return found
 
 
 class Unsure(Exception):
@@ -104,21 +104,18 @@ def words_of(text: str, language: str | None) -> list[str]:
     found: list[str] = []
     opening = ""
     for unit in _characters(text) if language in UNSPACED else _WORD.findall(text):
+        kind, ends = unicodedata.category(unit[0]), bool(found) and found[-1].rstrip()[-1] in _SENTENCE_ENDS
+        opens = kind in ("Ps", "Pi") or unit[0] in "¿¡" or (kind == "Pd" and ends)  # - Yes. - No.
         if any(char.isalnum() for char in unit):
             found.append(opening + unit)
             opening = ""
-        elif opening or not found or _opens(unit[0], after=found[-1].rstrip()[-1]):
+        elif opening or opens or not found:
             opening += unit
         else:
             found[-1] += unit
     if opening:
         found[-1:] = ["".join(found[-1:]) + opening]
     return found
-
-
-def _opens(mark: str, after: str) -> bool:
-    kind = unicodedata.category(mark)
-    return kind in ("Ps", "Pi") or mark in "¿¡" or (kind == "Pd" and after in _SENTENCE_ENDS)  # - Yes. - No.
 
 
 def _characters(text: str) -> list[str]:
@@ -145,12 +142,17 @@ def divided(text: str, heard: Sequence[str], *, language: str | None, normalize:
     plain_of = cache(lambda word: normalize(word).strip())  # the same few words come again and again
     words = words_of(text, language)
     others = [words_of(one, language) for one in heard]
-    _check_not_empty(words, others)
+    if not words:
+        raise Unsure(0, "there is no text")
+    if silent := [piece for piece, one in enumerate(others) if not one]:
+        raise Unsure(silent[0], "the model hears nothing there")
     plain, plain_others = [plain_of(word) for word in words], [[plain_of(word) for word in one] for one in others]
     texts = ["".join(normalize(one).split()) for one in heard]
 
     def letters(first: int, last: int, piece: int) -> int:
-        return _difference("".join(normalize("".join(words[first:last])).split()), texts[piece])
+        own = "".join(normalize("".join(words[first:last])).split())
+        one, other = (np.array([*map(ord, text)], dtype=np.int64) for text in (own, texts[piece]))
+        return int(_distances(one, other, [len(other)])[len(other)][-1])
 
     totals = _totals(plain, plain_others)
     rough = [int(total.argmin()) for total in totals] + [len(words)]
@@ -177,13 +179,6 @@ def _cut(words: Sequence[str], total: np.ndarray, between: tuple[int, int], piec
         first, last = sorted((best[1], others[0][1]))
         raise Unsure(piece, f"'{''.join(words[first:last]).strip()}' may belong before or after the cut")
     return best[1]
-
-
-def _check_not_empty(words: Sequence[str], heard: Sequence[Sequence[str]]) -> None:
-    if not words:
-        raise Unsure(0, "there is no text")
-    if silent := [piece for piece, one in enumerate(heard) if not one]:
-        raise Unsure(silent[0], "the model hears nothing there")
 
 
 def _check_certain(words: Sequence[str], heard: Sequence[Sequence[str]], cuts: Sequence[int], near: int) -> None:
@@ -213,11 +208,6 @@ def _totals(words: Sequence[str], heard: Sequence[Sequence[str]]) -> list[np.nda
     before = _distances(own, other, ends)
     after = _distances(own[::-1], other[::-1], [len(other) - end for end in ends])
     return [before[end] + after[len(other) - end][::-1] for end in ends]
-
-
-def _difference(one: str, other: str) -> int:
-    own, heard = (np.array([*map(ord, text)], dtype=np.int64) for text in (one, other))
-    return int(_distances(own, heard, [len(heard)])[len(heard)][-1])
 
 
 def _distances(own: np.ndarray, other: np.ndarray, ends: Sequence[int]) -> dict[int, np.ndarray]:

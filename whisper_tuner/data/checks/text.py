@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterator
 
 from whisper_tuner.data.checks.finding import Finding, Kind, Severity, check, of_row
-from whisper_tuner.data.checks.material import Material, Row, words
+from whisper_tuner.data.checks.material import Material, words
 
 _EMPTY = (
     "n/a n.a. #n/a #name? #ref! #value! nan null nil undefined unknown untitled placeholder todo tbd xxx "
@@ -31,22 +31,17 @@ PLACEHOLDER = Kind(
 @check(PLACEHOLDER, place=8)
 def find_placeholders(material: Material) -> Iterator[Finding]:
     for row in material.spoken:
-        if why := _stands_for_nothing(row):
+        text, audio, why = row.text.strip(), row.sample.audio, ""
+        # Names that nobody says, as clip_0012 and IMG-20, not files that are called by what is said in them.
+        is_made_up = any(char.isdigit() for char in text) and any(char in "-_" or char.isalpha() for char in text)
+        if text.lower() in EMPTY:
+            why = "no transcript"
+        elif FILE.fullmatch(text) or (text in (audio.stem, audio.name, row.sample.id) and is_made_up):
+            why = "the name of a file"
+        elif not words(text):
+            why = "no word"
+        if why:
             yield of_row(PLACEHOLDER, row, f"'{row.text[:60]}' is {why}")
-
-
-def _stands_for_nothing(row: Row) -> str:
-    text, stem = row.text.strip(), row.sample.audio.stem
-    if text.lower() in EMPTY:
-        return "no transcript"
-    if FILE.fullmatch(text) or (text in (stem, row.sample.audio.name, row.sample.id) and _is_made_up(text)):
-        return "the name of a file"
-    return "" if words(text) else "no word"
-
-
-def _is_made_up(name: str) -> bool:
-    """Tell names that nobody says, as clip_0012 and IMG-20, from files that are called by what is said in them."""
-    return any(char.isdigit() for char in name) and any(char in "-_" or char.isalpha() for char in name)
 
 
 SPECIAL = re.compile(r"<\|[^|<>]*\|>")
@@ -206,15 +201,6 @@ MISREAD = Kind(
     remedy="Read the file again as UTF-8. --fix repairs what is certain.",
     repairs=True,
 )
-
-
-@check(MISREAD, place=17)
-def find_misread(material: Material) -> Iterator[Finding]:
-    for row in material.spoken:
-        if (better := probably_decoded(row.text)) != row.text:
-            yield of_row(MISREAD, row, f"probably: {better[:80]}")
-
-
 MARKUP = Kind(
     name="markup",
     severity=Severity.WARNING,
@@ -222,15 +208,6 @@ MARKUP = Kind(
     remedy="--fix replaces entities and removes tags.",
     repairs=True,
 )
-
-
-@check(MARKUP, place=18)
-def find_markup(material: Material) -> Iterator[Finding]:
-    for row in material.spoken:
-        if found := has_markup(row.text):
-            yield of_row(MARKUP, row, f"'{found}'")
-
-
 CONTROLS = Kind(
     name="control characters",
     severity=Severity.WARNING,
@@ -238,16 +215,6 @@ CONTROLS = Kind(
     remedy="--fix removes them.",
     repairs=True,
 )
-
-
-@check(CONTROLS, place=19)
-def find_controls(material: Material) -> Iterator[Finding]:
-    for row in material.spoken:
-        if (better := without_controls(row.text)) != row.text:
-            hidden = sorted({f"U+{ord(char):04X}" for char in set(row.text) - set(better)})
-            yield of_row(CONTROLS, row, f"it has {', '.join(hidden)}")
-
-
 DECOMPOSED = Kind(
     name="decomposed letters",
     severity=Severity.WARNING,
@@ -257,9 +224,16 @@ DECOMPOSED = Kind(
 )
 
 
-@check(DECOMPOSED, place=20)
-def find_decomposed(material: Material) -> Iterator[Finding]:
+@check(MISREAD, MARKUP, CONTROLS, DECOMPOSED, place=17)
+def find_what_can_be_mended(material: Material) -> Iterator[Finding]:
     for row in material.spoken:
+        if (better := probably_decoded(row.text)) != row.text:
+            yield of_row(MISREAD, row, f"probably: {better[:80]}")
+        if found := has_markup(row.text):
+            yield of_row(MARKUP, row, f"'{found}'")
+        if (better := without_controls(row.text)) != row.text:
+            hidden = sorted({f"U+{ord(char):04X}" for char in set(row.text) - set(better)})
+            yield of_row(CONTROLS, row, f"it has {', '.join(hidden)}")
         if not row.text.isascii() and (better := composed(row.text)) != row.text:
             pieces = sorted(set(row.text) - set(better))
             yield of_row(DECOMPOSED, row, f"it has {', '.join(f'U+{ord(char):04X}' for char in pieces[:4])}")

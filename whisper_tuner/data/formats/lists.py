@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from whisper_tuner.data.formats import subtitles, table
-from whisper_tuner.data.formats.audio_names import USUAL_FOLDERS
 from whisper_tuner.data.formats.place import KIND_OF, Place, first_line, read_text
-from whisper_tuner.data.formats.rows import BadRow, Cells, Part, Parts, Reading, Row, check_columns
+from whisper_tuner.data.formats.rows import USUAL_FOLDERS, BadRow, Cells, Part, Parts, Reading, Row, check_columns
 from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
 from whisper_tuner.json_text import parse_json

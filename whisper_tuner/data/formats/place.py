@@ -132,19 +132,19 @@ def read_text(path: Path, reading: Reading) -> tuple[str, str, list[str]]:
     if reading.encoding:
         return _as_told(path, data, reading.encoding), NAMES.get(reading.encoding.lower(), reading.encoding), []
     mark = next((mark for mark in MARKS if data.startswith(mark)), b"")
-    marked = MARKS.get(mark, "")
-    if marked == "utf-8":
+    encoding = MARKS.get(mark, "")
+    if encoding == "utf-8":
         data = data[len(mark) :]
     try:
-        text = data.decode(marked or "utf-8")
+        text = data.decode(encoding or "utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        if marked:
-            what = f"{path} is not {NAMES[marked]}, as its first bytes say ({error.reason} on line {line})"
+        if encoding:
+            what = f"{path} is not {NAMES[encoding]}, as its first bytes say ({error.reason} on line {line})"
             raise DataError(what, remedy=SETTLED) from None
-        return _not_utf8(path, data, f"{path} is not UTF-8 ({error.reason} on line {line})")
-    if marked:
-        return text, f"{NAMES[marked]} (its first bytes say so)", []
+        return _not_utf8(path, data, error, line)
+    if encoding:
+        return text, f"{NAMES[encoding]} (its first bytes say so)", []
     if len(data) >= 4 and data[:200].count(0) * 3 > len(data[:200]):
         raise DataError(f"{path} is UTF-16 without the mark that says so", remedy=SETTLED)
     return text, "UTF-8", []
@@ -180,7 +180,8 @@ def _as_told(path: Path, data: bytes, encoding: str) -> str:
     return text.removeprefix("\ufeff")
 
 
-def _not_utf8(path: Path, data: bytes, broken: str) -> tuple[str, str, list[str]]:
+def _not_utf8(path: Path, data: bytes, error: UnicodeDecodeError, line: int) -> tuple[str, str, list[str]]:
+    broken = f"{path} is not UTF-8 ({error.reason} on line {line})"
     if any(ord(letter) > 127 for letter in data.decode(errors="ignore")):
         raise DataError(f"{broken}, though other lines are", remedy=f"Mend that line. {SETTLED}")
     try:

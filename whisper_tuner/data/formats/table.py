@@ -13,8 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from whisper_tuner.data.formats.audio_names import USUAL_FOLDERS, AudioNames
-from whisper_tuner.data.formats.rows import BadRow, Part, Reading, Row, no_column
+from whisper_tuner.data.formats.rows import USUAL_FOLDERS, AudioNames, BadRow, Part, Reading, Row, no_column
 from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
 
@@ -40,12 +39,17 @@ def part_of(path: Path, text: str, encoding: str, notes: Sequence[str], reading:
     marks = [told] if told else sorted(ITS_NAME, key=lambda mark: mark != usual)  # the likeliest first
     if lines and (said := EXCEL.fullmatch(lines[0].strip())) and said[1] in ITS_NAME:
         marks, lines = [said[1]], ["\n", *lines[1:]]
-    first = {mark: _first_record(path, lines, mark) for mark in marks}
-    delimiter = next((mark for mark, names in first.items() if names_both(names, reading)), "")
+    firsts = {}
+    for mark in marks:
+        _, first = next(_records(lines, mark), (1, []))
+        if isinstance(first, BadRow):
+            raise DataError(f"{path} line 1: {first}", remedy="Check the quotes of its header.")
+        firsts[mark] = [name.strip().lower() for name in first]
+    delimiter = next((mark for mark, names in firsts.items() if names_both(names, reading)), "")
     if has_header := bool(delimiter):
-        columns = first[delimiter]
+        columns = firsts[delimiter]
     else:
-        found = _without_header(path, lines, first, reading, AudioNames(folders))
+        found = _without_header(path, lines, firsts, reading, AudioNames(folders))
         delimiter, columns = found.delimiter, [str(number + 1) for number in range(found.width)]
         audio, words = str(found.audio + 1), str(found.text + 1)
         reading = replace(reading, audio_column=audio, text_column=words)
@@ -90,22 +94,15 @@ def names_both(names: Sequence[str], reading: Reading) -> bool:
 def _rows(
     lines: Sequence[str], delimiter: str, columns: Sequence[str], *, quoted: bool, has_header: bool
 ) -> Iterator[Row]:
+    width = len(columns)
     for line, cells in islice(_records(lines, delimiter, quoted=quoted), has_header, None):
         if isinstance(cells, BadRow):
             yield Row(line, cells)
-        elif len(cells) > len(columns):  # using only the first ones would silently cut the text at its comma
-            mark = ITS_NAME[delimiter]
-            more = f"{len(cells)} fields, but {len(columns)} columns: quote text that holds a {mark}"
+        elif len(cells) > width:  # using only the first ones would silently cut the text at its comma
+            more = f"{len(cells)} fields, but {width} columns: quote text that holds a {ITS_NAME[delimiter]}"
             yield Row(line, BadRow(Kind.COLUMNS, more))
         elif any(cell.strip() for cell in cells):
             yield Row(line, dict(zip(columns, cells, strict=False)))
-
-
-def _first_record(path: Path, lines: Sequence[str], delimiter: str) -> list[str]:
-    _, first = next(_records(lines, delimiter), (1, []))
-    if isinstance(first, BadRow):
-        raise DataError(f"{path} line 1: {first}", remedy="Check the quotes of its header.")
-    return [name.strip().lower() for name in first]
 
 
 def _has_quoting(lines: Sequence[str], delimiter: str, width: int) -> bool:

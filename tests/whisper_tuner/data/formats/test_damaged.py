@@ -189,7 +189,7 @@ def test_rows_that_cannot_be_used_are_listed_and_the_others_kept(tmp_path, make,
 
 def test_a_list_of_two_thousand_rows_loses_none(tmp_path, make):
     make({})
-    rows = [json.dumps({"audio": f"gone{n}.wav", "text": "x"}) for n in range(4100)]
+    rows = [json.dumps({"audio": f"gone{n}.wav", "text": "x"}) for n in range(2100)]
     Path(tmp_path / "l.jsonl").write_text("\n".join([*rows, json.dumps({"audio": "a.wav", "text": "y"})]))
     manifest = load_manifest(tmp_path / "l.jsonl")
-    assert len(manifest.problems) == 4100 and [sample.line for sample in manifest.samples] == [4101]
+    assert len(manifest.problems) == 2100 and [sample.line for sample in manifest.samples] == [2101]
