@@ -10,8 +10,8 @@ from exogym.config import nearest, setting, validate
 from exogym.errors import SettingError
 from exogym.strategy import STRATEGIES, StrategyConfig, strategy_config
 from whisper_tuner.config import INHERITED, ConfigFile, Profile, Resolved, set_by_hand
+from whisper_tuner.data.formats.layouts import with_siblings
 from whisper_tuner.data.formats.rows import Reading
-from whisper_tuner.data.siblings import with_siblings
 from whisper_tuner.errors import ConfigError
 
 BESIDE = "beside train"  # where a test set was found that no section names

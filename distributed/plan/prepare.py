@@ -18,8 +18,7 @@ from distributed.ssh.host import Host, Hosts
 from whisper_tuner.config import Profile
 from whisper_tuner.data.check import check_data
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest, write_manifest
-from whisper_tuner.data.shards import assign_shards
-from whisper_tuner.data.steps import steps_in_epoch
+from whisper_tuner.data.steps import assign_shards, steps_in_epoch
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.hub import model_folder
 from whisper_tuner.model.check import check_model

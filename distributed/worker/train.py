@@ -18,11 +18,11 @@ from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import FitSettings
 from exogym.strategy import strategy_of
 from whisper_tuner.data.batches import ShardBatches
-from whisper_tuner.data.cost import Cost
 from whisper_tuner.data.dataset import Sample, load_manifest
 from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.labels import label_encoder
+from whisper_tuner.data.steps import Cost
 from whisper_tuner.export.final import save_final
 from whisper_tuner.files import write_atomically
 from whisper_tuner.model.base_model import load_base, prepare, set_language

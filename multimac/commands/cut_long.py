@@ -13,7 +13,7 @@ from rich.console import Console
 from multimac.view.progress import counting
 from whisper_tuner.data.checks.fix import BLACKLIST, CLIPS, Corrections, Cuts
 from whisper_tuner.data.checks.material import TEST, Material, Row
-from whisper_tuner.data.checks.repair import repaired
+from whisper_tuner.data.checks.text import repaired
 from whisper_tuner.fact_store import CACHE, FactStore
 
 if TYPE_CHECKING:

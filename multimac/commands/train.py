@@ -33,9 +33,9 @@ from multimac.view.terminal import Console
 from multimac.view.transfers import send, transfers
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.check import PROBLEMS_FILE, check_manifest, described
+from whisper_tuner.data.formats.layouts import doubtful
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.data.importing import allowed, outside_of
-from whisper_tuner.data.siblings import doubtful
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
 from whisper_tuner.paths import shown
 from whisper_tuner.text import duration, size

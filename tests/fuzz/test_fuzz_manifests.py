@@ -25,6 +25,16 @@ and left",1.0
 """
 ROWS = [{"audio": "a.wav", "text": "Remove the butter.", "duration": 1.0}, {"audio": "b.wav", "text": "No", "id": "x"}]
 LINES = b"".join(json.dumps(row).encode() + b"\n" for row in ROWS)
+ODD_LINES = [
+    b'a.wav,"two\nlines"\n',
+    b"~nobody/a.wav,words\n",
+    b"a" * 5000 + b".wav,words\n",
+    b'{"audio": "\\ud800.wav", "text": "words"}\n',
+    b'{"audio": ["a.wav"], "text": {}, "duration": 1e999}\n',
+    b'{"audio": "a.wav", "text": "w", "duration": ' + b"9" * 5000 + b"}\n",
+    b"[" * 3000 + b"\n",
+    b"\xc2\x85",
+]
 MODEL = Path(__file__).parents[2] / "bundled/model"
 
 
@@ -72,6 +82,7 @@ def every_row(data: bytes, manifest: Manifest) -> None:
 @fuzz("manifest.csv", damaged(CSV))
 @example(data=b"audio,text,duration\n~\0,hello,1\n")
 @example(data=b"audio,text,duration\n" + b'12","34\n' * 12_000)
+@example(data=b"audio,text\n" + b"".join(ODD_LINES))
 def test_csv(clips: Path, data: bytes):
     read(clips / "manifest.csv", data)
 
@@ -83,8 +94,17 @@ def test_tsv(clips: Path, data: bytes):
 
 @fuzz("manifest.jsonl", damaged(LINES) | damaged_json(*ROWS))
 @example(data=b'{"audio": "~\\u0000", "text": "hello", "duration": 1}')
+@example(data=LINES + b"".join(ODD_LINES))
 def test_json_lines(clips: Path, data: bytes):
     read(clips / "manifest.jsonl", data)
+
+
+@fuzz("manifest.json", damaged(json.dumps(ROWS, indent=2).encode()))
+def test_json_list(clips: Path, data: bytes):
+    file = clips / "manifest.json"
+    file.write_bytes(data)
+    manifest = outcome(lambda: load_manifest(file, check_audio=False), names=file, of=data)
+    assert manifest is None or all(problem.line >= 1 and problem.what for problem in manifest.problems)
 
 
 @fuzz("manifest, with its audio", damaged(CSV), cost=4)

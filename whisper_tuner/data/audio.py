@@ -180,9 +180,10 @@ def _probed_duration(path: Path) -> float:
     if not (ffprobe := find_program("ffprobe")):
         return 0.0
     ask = [*INPUT, "-select_streams", "a:0", "-show_entries", "stream=duration", "-of", "csv=p=0"]
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    none = subprocess.DEVNULL
     try:
-        said = subprocess.run([ffprobe, *ask, f"file:{path}"], timeout=PROBE_S, check=True, **streams)
+        command = [ffprobe, *ask, f"file:{path}"]
+        said = subprocess.run(command, stdin=none, stdout=subprocess.PIPE, stderr=none, timeout=PROBE_S, check=True)
         seconds = float(said.stdout.split()[0])
     except (subprocess.SubprocessError, IndexError, ValueError):
         return 0.0
@@ -219,10 +220,9 @@ def _failure(command: list[str], wav: Path, room: float, limit_s: float) -> str 
     """
     limited = ["/bin/sh", "-c", 'ulimit -c 0; ulimit -f "$0"; exec "$@"', str(math.ceil(room / 512)), *command]
     with tempfile.TemporaryFile() as told:
-        # Without an input of its own, it would read the user's keyboard.
-        streams = {"stdin": subprocess.DEVNULL, "stdout": told, "stderr": subprocess.STDOUT}
-        try:
-            ended = subprocess.run(limited, timeout=limit_s, **streams)
+        try:  # without an input of its own, it would read the user's keyboard
+            none, both = subprocess.DEVNULL, subprocess.STDOUT
+            ended = subprocess.run(limited, stdin=none, stdout=told, stderr=both, timeout=limit_s)
         except subprocess.TimeoutExpired:
             return f"{Path(command[0]).name} was at it for {limit_s:.0f} s, and was ended"
         if ended.returncode == -signal.SIGXFSZ:

@@ -142,8 +142,12 @@ def examine(path: Path) -> tuple[float, str, str]:
         return 0.0, Kind.EMPTY_AUDIO, f"{path} is an empty file"
     try:
         file = open_sound(path)
-    except (*REFUSED, OSError, TunerError):
-        return _examine_slowly(path)
+    except (*REFUSED, OSError, TunerError):  # damaged, or of a format that needs another program
+        try:
+            seconds = duration(path)
+        except (TunerError, OSError) as error:
+            return 0.0, Kind.UNREADABLE, " - ".join(str(error).split("\n  "))
+        return (seconds, "", "") if seconds >= SHORTEST_S else (seconds, Kind.EMPTY_AUDIO, f"{path} holds no audio")
     with file:
         seconds = file.frames / file.samplerate
         if seconds < SHORTEST_S:
@@ -173,15 +177,6 @@ def _says_its_length(mp3: Path) -> bool:
         file.seek(10 + tag if head[:3] == b"ID3" else 0)
         first = file.read(1024)
     return any(mark in first for mark in (b"Xing", b"Info", b"VBRI"))
-
-
-def _examine_slowly(path: Path) -> tuple[float, str, str]:
-    """Examine a file that libsndfile refuses: a damaged one, or of a format that needs another program."""
-    try:
-        seconds = duration(path)
-    except (TunerError, OSError) as error:
-        return 0.0, Kind.UNREADABLE, " - ".join(str(error).split("\n  "))
-    return (seconds, "", "") if seconds >= SHORTEST_S else (seconds, Kind.EMPTY_AUDIO, f"{path} holds no audio")
 
 
 def _cut_wav(path: Path) -> bool:

@@ -63,17 +63,13 @@ class Augmentation:
         """Raises DataError."""
         has_timestamps = self._chance("timestamps", sample, epoch).random() < self.timestamps_share
         has_previous = self._chance("previous text", sample, epoch).random() < self.previous_text_share
-        return encoder.encode(
-            sample.text,
-            language=sample.language,
-            timed=self._timed(sample, epoch) if has_timestamps else (),
-            previous=self.previous.get(sample.id, "") if has_previous else "",
-        )
-
-    def _timed(self, sample: Sample, epoch: int) -> list[Said]:
-        speed = self.speed(sample, epoch)
-        parts = said_in(sample.timed_text) if sample.timed_text else [Said(0.0, sample.duration_s, sample.text)]
-        return [Said(part.start / speed, part.end / speed, part.text) for part in parts]
+        timed: list[Said] = []
+        if has_timestamps:
+            speed, whole = self.speed(sample, epoch), Said(0.0, sample.duration_s, sample.text)
+            parts = said_in(sample.timed_text) if sample.timed_text else (whole,)
+            timed = [Said(part.start / speed, part.end / speed, part.text) for part in parts]
+        previous = self.previous.get(sample.id, "") if has_previous else ""
+        return encoder.encode(sample.text, language=sample.language, timed=timed, previous=previous)
 
     def longest_label(self, tokens: int, encoder: LabelEncoder) -> int:
         """The most that a label without timestamps and previous text may come to, of so many tokens."""

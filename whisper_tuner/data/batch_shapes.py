@@ -71,7 +71,7 @@ def bucket_edges(
     lengths = [math.ceil(frames_of(s, frames_per_s) / _FRAME_GRID) * _FRAME_GRID for s in samples]
     clips = Counter(min(length, full_frames) for length in lengths)
     # best[edge]: (padded frames of all clips up to this edge, the edges used), one more edge allowed in each turn
-    best = {0: (0, ())}
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0, ())}
     for _ in range(count):
         for edge in sorted(clips, reverse=True):
             for lower, (cost, edges) in [*best.items()]:
@@ -143,7 +143,8 @@ def even_parts(sizes: Sequence[int], most: int, count: int) -> list[list[int]]:
     """
     order = sorted(range(len(sizes)), key=lambda place: (-sizes[place], place))
     for number in range(math.ceil(len(sizes) / count), len(sizes) + 1):
-        parts, sums = [[] for _ in range(number)], [0] * number
+        parts: list[list[int]] = [[] for _ in range(number)]
+        sums = [0] * number
         for place in order:
             least = sums.index(min(sums))
             parts[least].append(place)

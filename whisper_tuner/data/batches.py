@@ -1,6 +1,6 @@
 """Shards -> the batches of each optimizer step.
 
-Work is divided among *shards*, one for each host (see shards.py). A rank that trains alone may take several; the batch
+Work is divided among *shards*, one for each host (see steps.py). A rank that trains alone may take several; the batch
 of a step is then the union of what its shards give, exactly what their hosts would train together.
 """
 
@@ -36,15 +36,16 @@ from whisper_tuner.data.batch_shapes import (
     padded_tokens,
     positions,
 )
-from whisper_tuner.data.cost import MEL_FRAMES, Cost
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.features import pad_log_mel
 from whisper_tuner.data.labels import IGNORED, Label, LabelEncoder
 from whisper_tuner.data.problems import Problem
-from whisper_tuner.data.shards import assign_shards
 from whisper_tuner.data.steps import (
+    MEL_FRAMES,
+    Cost,
+    assign_shards,
     balanced,
     balanced_rounds,
     in_order,
@@ -78,10 +79,6 @@ class Clip:
     id: str
     log_mel: np.ndarray
     label: Label
-
-    @property
-    def frames(self) -> int:
-        return self.log_mel.shape[1]
 
 
 Batch = dict[str, Any]
@@ -132,6 +129,7 @@ class ShardBatches:
         self._frames_per_s = extractor.sampling_rate / extractor.hop_length
         self.edges = bucket_edges(self.samples, self._full_frames, frames_per_s=self._frames_per_s)
         self._longest = max((frames_of(sample, self._frames_per_s) for sample in self.samples), default=0)
+        self._most_clips = math.ceil(profile.batch_size / profile.accumulation)  # that are computed at once
         self._number = {sample.id: number for number, sample in enumerate(self.samples)}
         self._features, self._labels, self._encoder_store = features, labels, encoder_store
         self._profile, self._shuffle = profile, shuffle
@@ -154,18 +152,9 @@ class ShardBatches:
 
         One that is longer than all others is padded to the full length in its turn, and computed alone.
         """
-        if self._pads_some and frames > self._longest_frames:
+        if self._pads_some and frames > self._frames(self._longest):
             return 1
         return min(self._most_clips, clips_within(self.layout.most_positions, frames, tokens))
-
-    @property
-    def _longest_frames(self) -> int:
-        """Return the most frames that a clip is padded to, unless it is its turn to be a full one."""
-        return self._frames(self._longest)
-
-    @property
-    def _most_clips(self) -> int:
-        return math.ceil(self._profile.batch_size / self._profile.accumulation)
 
     @property
     def _pads_some(self) -> bool:
@@ -182,9 +171,8 @@ class ShardBatches:
 
     def longest(self) -> tuple[int, int]:
         """(mel frames, label tokens) of the clips that take the most memory, as many as are computed at once."""
-        others, full = (self._longest_frames, self._longest_label()), self.full_clip()
-        is_full_most = full and positions(*full) >= self.at_once(*others) * positions(*others)
-        return full if is_full_most else others
+        others, full = (self._frames(self._longest), self._longest_label()), self.full_clip()
+        return full if full and positions(*full) >= self.at_once(*others) * positions(*others) else others
 
     def full_clip(self) -> tuple[int, int] | None:
         """(mel frames, label tokens) of one that is padded to the full length in its turn; None if none is."""
@@ -203,22 +191,12 @@ class ShardBatches:
         """A batch of so many silent clips of this length, for what does not depend on values."""
         frames, tokens = longest
         mels, end, ids = self._features.extractor.feature_size, self._labels.end, [""] * clips
-        if not self.layout.is_padded:
-            lengths = Lengths([frames] * clips, [tokens] * clips)
-            labels = torch.full((clips * tokens,), end)
-            features = torch.zeros(mels, clips * frames)
-            return {
-                "input_features": features,
-                "decoder_input_ids": labels,
-                "labels": labels,
-                "ids": ids,
-                "lengths": lengths,
-            }
-        return {
-            "input_features": torch.zeros(clips, mels, frames),
-            "labels": torch.full((clips, tokens), end),
-            "ids": ids,
-        }
+        if self.layout.is_padded:
+            labels = torch.full((clips, tokens), end)
+            return {"input_features": torch.zeros(clips, mels, frames), "labels": labels, "ids": ids}
+        labels = torch.full((clips * tokens,), end)
+        given = {"input_features": torch.zeros(mels, clips * frames), "decoder_input_ids": labels, "labels": labels}
+        return {**given, "ids": ids, "lengths": Lengths([frames] * clips, [tokens] * clips)}
 
     def seconds(self, frames: int) -> float:
         return frames / self._frames_per_s
@@ -353,22 +331,26 @@ class ShardBatches:
 
     def collate(self, clips: Sequence[Clip], lengths: Sequence[int]) -> Batch:
         """lengths: the mel frames that each clip is padded to on its own."""
-        ids = [clip.id for clip in clips]
-        labels = [clip.label for clip in clips]
-        if not self.layout.is_padded:
-            joined = {"lengths": Lengths(lengths, [*map(len, labels)]), "ids": ids}
-            return {**self._inputs(clips, lengths), **join_labels(labels), **joined}
-        padded = pad_labels(labels, self._labels.end, self._tokens(max(map(len, labels))))
-        return {**self._inputs(clips, [max(lengths)] * len(clips)), **padded, "ids": ids}
-
-    def _inputs(self, clips: Sequence[Clip], lengths: Sequence[int]) -> Batch:
-        """`input_features`, or what is stored of them."""
+        ids, labels, is_padded = [clip.id for clip in clips], [clip.label for clip in clips], self.layout.is_padded
+        if is_padded:
+            targets = pad_labels(labels, self._labels.end, self._tokens(max(map(len, labels))))
+            rest: Batch = {**targets, "ids": ids}
+            lengths = [max(lengths)] * len(clips)
+        else:
+            inputs = [token for label in labels for token in label.inputs]  # one clip's after the other's
+            written = [token for label in labels for token in label.targets]
+            rest = {"decoder_input_ids": torch.tensor(inputs), "labels": torch.tensor(written)}
+            rest |= {"lengths": Lengths(lengths, [*map(len, labels)]), "ids": ids}
         mels = [pad_log_mel(clip.log_mel[:, :frames], frames) for clip, frames in zip(clips, lengths, strict=True)]
-        keys = [self._encoder_store.key(mel) for mel in mels] if self._encoder_store else []
-        if keys and (states := self._encoder_store.get(keys)) is not None:
-            return {"encoder_states": torch.stack(states) if self.layout.is_padded else torch.cat(states)}
-        features = torch.from_numpy(np.stack(mels) if self.layout.is_padded else np.concatenate(mels, axis=1))
-        return {"input_features": features, "encoder_keys": keys} if keys else {"input_features": features}
+        if self._encoder_store:
+            keys = [self._encoder_store.key(mel) for mel in mels]
+            if (states := self._encoder_store.get(keys)) is not None:
+                return {"encoder_states": torch.stack(states) if is_padded else torch.cat(states), **rest}
+            rest["encoder_keys"] = keys
+        return {
+            "input_features": torch.from_numpy(np.stack(mels) if is_padded else np.concatenate(mels, axis=1)),
+            **rest,
+        }
 
     def stored_bytes(self, numbers: Sequence[int]) -> int:
         """Return how many bytes the encoder's outputs of these samples take."""
@@ -410,28 +392,23 @@ class ShardBatches:
                 read += len(sample.text.encode())
         return around, tokens / max(read, 1)
 
-    def _length(self, clip: Clip, epoch: int) -> int:
-        """The mel frames that it is padded to."""
-        is_full = self._pads_some and self._number[clip.id] in self._full.get(epoch, ())
-        return self._full_frames if is_full else self._frames(clip.frames)
-
     def _step(self, samples: list[Sample], given_up: Callable[[], bool]) -> list[Batch]:
+        """Read the clips of a step, and put those together that are computed at once."""
         clips, epoch = [clip for sample in samples if (clip := self._clip(sample, given_up))], self._epoch
         if not clips:
             return []
-        lengths = [self._length(clip, epoch) for clip in clips]
-        parts = self._parts(lengths, [len(clip.label) for clip in clips])
-        return [self.collate([clips[n] for n in part], [lengths[n] for n in part]) for part in parts]
-
-    def _parts(self, frames: Sequence[int], tokens: Sequence[int]) -> list[list[int]]:
-        """The places of a step's clips that are computed at once."""
+        full = self._full.get(epoch, set()) if self._pads_some else set()
+        frames = [self._full_frames if self._number[c.id] in full else self._frames(c.log_mel.shape[1]) for c in clips]
+        tokens = [len(clip.label) for clip in clips]
         if not self.layout.is_padded:
             sizes = [positions(*one) for one in zip(frames, tokens, strict=True)]
-            return even_parts(sizes, self.layout.most_positions, self._most_clips)
-        longest = self._tokens(max(tokens))
-        # What is stored of a clip is that of its own length: none is padded to another's.
-        fixed_cost = 0 if self._encoder_store else self.layout.fixed_cost
-        return micro_batches(frames, lambda frames: self.at_once(frames, longest), fixed_cost)
+            parts = even_parts(sizes, self.layout.most_positions, self._most_clips)
+        else:
+            longest = self._tokens(max(tokens))
+            # What is stored of a clip is that of its own length: none is padded to another's.
+            fixed_cost = 0 if self._encoder_store else self.layout.fixed_cost
+            parts = micro_batches(frames, lambda frames: self.at_once(frames, longest), fixed_cost)
+        return [self.collate([clips[n] for n in part], [frames[n] for n in part]) for part in parts]
 
     def _clip(self, sample: Sample, given_up: Callable[[], bool]) -> Clip | None:
         """None if its file cannot be read, or its text is too long: the step goes on without it, since the other ranks
@@ -463,11 +440,4 @@ def pad_labels(labels: Sequence[Label], end: int, length: int | None = None) -> 
     length = length or max(map(len, labels))
     inputs = [label.inputs + [end] * (length - len(label)) for label in labels]
     targets = [label.targets + [IGNORED] * (length - len(label)) for label in labels]
-    return {"decoder_input_ids": torch.tensor(inputs), "labels": torch.tensor(targets)}
-
-
-def join_labels(labels: Sequence[Label]) -> dict[str, torch.Tensor]:
-    """`decoder_input_ids` and `labels`, int64 [L], one clip's after the other's."""
-    inputs = [token for label in labels for token in label.inputs]
-    targets = [token for label in labels for token in label.targets]
     return {"decoder_input_ids": torch.tensor(inputs), "labels": torch.tensor(targets)}

@@ -37,16 +37,14 @@ def check_data(profile: Profile, run_dir: Path, store: Path) -> dict[str, Manife
         kind: check_manifest(path, profile.max_duration_s, store, no_speech=no_speech, reading=reading, kind=kind)
         for kind, path in paths.items()
     }
-    manifests |= {
-        kind: _with_note(manifest, repeated_note(manifests["train"], manifest))
-        for kind, manifest in manifests.items()
-        if kind != "train"
-    }
+    for kind, manifest in manifests.items():
+        if kind != "train" and (note := repeated_note(manifests["train"], manifest)):
+            manifests[kind] = replace(manifest, notes=(*manifest.notes, note))
     limit = token_limit(profile.base_model, language=profile.language, task=profile.task)
     check_special_tokens(profile)
     for kind in paths:
         if kind != "test":  # its texts are not trained on, so they may be of any length
-            manifests[kind] = _encodable(_in_known_languages(manifests[kind], limit), limit)
+            manifests[kind] = _trainable(manifests[kind], limit)
     problems = {manifest.path: manifest.problems for manifest in manifests.values() if manifest.problems}
     if problems and profile.bad_rows == "refuse":
         _refuse(problems, store / PROBLEMS_FILE)
@@ -102,10 +100,6 @@ def _first(lines: Iterable[str], shown: int) -> str:
     return "\n  ".join([*lines[:shown], *more])
 
 
-def _with_note(manifest: Manifest, note: str) -> Manifest:
-    return replace(manifest, notes=(*manifest.notes, note)) if note else manifest
-
-
 def _without_twins(manifest: Manifest, index: AudioIndex) -> Manifest:
     by_audio = {sample.audio: sample for sample in manifest.samples}
     problems = []
@@ -118,15 +112,16 @@ def _without_twins(manifest: Manifest, index: AudioIndex) -> Manifest:
     return _without(manifest, problems)
 
 
-def _in_known_languages(manifest: Manifest, limit: TokenLimit) -> Manifest:
-    unknown = [sample for sample in manifest.samples if sample.language and not limit.knows(sample.language)]
-    what = "the model does not know the language"
-    return _without(manifest, [_problem(s, f"{s.id}: {what} '{s.language}'", Kind.LANGUAGE) for s in unknown])
-
-
-def _encodable(manifest: Manifest, limit: TokenLimit) -> Manifest:
-    found = ((sample, limit.excess(sample.text, sample.language)) for sample in manifest.samples)
-    return _without(manifest, [_problem(s, f"{s.id}: {excess}", Kind.TOKENS) for s, excess in found if excess])
+def _trainable(manifest: Manifest, limit: TokenLimit) -> Manifest:
+    """Leave out the rows in a language that the model does not know, and those whose text has too many tokens."""
+    problems = []
+    for sample in manifest.samples:
+        if sample.language and not limit.knows(sample.language):
+            what = f"{sample.id}: the model does not know the language '{sample.language}'"
+            problems.append(_problem(sample, what, Kind.LANGUAGE))
+        elif excess := limit.excess(sample.text, sample.language):
+            problems.append(_problem(sample, f"{sample.id}: {excess}", Kind.TOKENS))
+    return _without(manifest, problems)
 
 
 def _problem(sample: Sample, what: str, kind: Kind) -> Problem:

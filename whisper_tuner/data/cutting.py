@@ -15,8 +15,7 @@ import soundfile
 from whisper_tuner.data.audio import REFUSED, SAMPLE_RATE, load_audio, mono, opened, parts
 from whisper_tuner.data.audio_check import SHORTEST_S
 from whisper_tuner.data.dataset import offset_of, seconds_of
-from whisper_tuner.data.formats.audio_names import AudioNames
-from whisper_tuner.data.formats.rows import DURATION_COLUMNS, ID_COLUMNS, BadRow, Cells, Part, Row, cell
+from whisper_tuner.data.formats.rows import DURATION_COLUMNS, ID_COLUMNS, AudioNames, BadRow, Cells, Part, Row, cell
 from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import TunerError
 from whisper_tuner.files import atomic_path
@@ -56,36 +55,33 @@ class Cutter:
     def rows(self) -> Iterator[Row]:
         try:
             for row in self._part.rows():
-                yield row._replace(cells=self._tried(row.cells))
+                cells = row.cells
+                try:
+                    cells = cells if isinstance(cells, BadRow) else self._own(cells)
+                except BadRow as reason:
+                    cells = reason
+                yield row._replace(cells=cells)
         finally:
             self._close()
 
-    def _tried(self, cells: Cells | BadRow) -> Cells | BadRow:
-        try:
-            return cells if isinstance(cells, BadRow) else self._own(cells)
-        except BadRow as reason:
-            return reason
-
     def _own(self, cells: Cells) -> Cells:
-        held = next((cells[name] for name in self._part.reading.audio_names if cells.get(name)), None)
+        """Put a file of its own in the place of a part of a recording, or of audio inside of the data set."""
+        audio = self._part.reading.audio_names
+        held = next((cells[name] for name in audio if cells.get(name)), None)
         if isinstance(held, dict) and held.get("bytes"):
-            return self._with(cells, self._from_bytes(cells, held), cell(cells, ID_COLUMNS))
-        offset = offset_of(cells)
-        if offset is None:
-            return cells
-        name = cell(cells, self._part.reading.audio_names)
-        if not name:
-            raise BadRow(Kind.NO_AUDIO, "no audio path")
-        return self._with(
-            cells,
-            self._from_recording(cells, self._names.find(name), offset),
-            cell(cells, ID_COLUMNS) or f"{name}-{round(offset * 1000):08d}",
-        )
-
-    def _with(self, cells: Cells, clip: Path, own_id: str) -> Cells:
-        gone = {*DURATION_COLUMNS, "offset", *self._part.reading.audio_names}
-        named = {self._part.reading.audio_names[0]: str(clip.absolute()), "id": own_id or clip.stem}
-        return {name: value for name, value in cells.items() if name not in gone} | named
+            clip, usual_id = self._from_bytes(cells, held), ""
+        else:
+            offset = offset_of(cells)
+            if offset is None:
+                return cells
+            if not (name := cell(cells, audio)):
+                raise BadRow(Kind.NO_AUDIO, "no audio path")
+            clip = self._from_recording(cells, self._names.find(name), offset)
+            usual_id = f"{name}-{round(offset * 1000):08d}"
+        gone = {*DURATION_COLUMNS, "offset", *audio}
+        own_id = cell(cells, ID_COLUMNS) or usual_id or clip.stem
+        rest = {name: value for name, value in cells.items() if name not in gone}
+        return {**rest, audio[0]: str(clip.absolute()), "id": own_id}
 
     def _from_bytes(self, cells: Cells, held: dict) -> Path:
         data = held["bytes"]

@@ -10,14 +10,12 @@ import csv
 import io
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 from whisper_tuner.data.audio_check import SHORTEST_S, AudioIndex
-from whisper_tuner.data.formats.audio_names import AudioNames
 from whisper_tuner.data.formats.layouts import part_of
 from whisper_tuner.data.formats.rows import (
     AS_IT_IS,
@@ -27,6 +25,7 @@ from whisper_tuner.data.formats.rows import (
     OFFSET_COLUMNS,
     SPEAKER_COLUMNS,
     TIMED_COLUMNS,
+    AudioNames,
     BadRow,
     Cells,
     Part,
@@ -48,8 +47,6 @@ DIFFERENT_S, DIFFERENT_SHARE = 0.5, 0.1
 PARTS = "its rows are parts of longer recordings (offset)"
 MOST_LETTERS = 10_000  # of a short clip's text, and 100 more a second: a tokenizer would take long for millions
 AT_ONCE = 2000  # rows whose audio is looked at together
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +112,13 @@ def load_manifest(
     samples: list[Sample] = []
     problems: list[Problem] = []
     for found in reader.read(part.rows()):
-        (samples if isinstance(found, Sample) else problems).append(found)
-    notes = (*part.notes, *reader.notes)
-    return Manifest(part.path, tuple(samples), tuple(problems), notes, part.language or _only_language(samples))
+        if isinstance(found, Sample):
+            samples.append(found)
+        else:
+            problems.append(found)
+    stated = {sample.language for sample in samples}  # none if some do not say, or differ
+    language = part.language or (stated.pop() if len(stated) == 1 else "")
+    return Manifest(part.path, tuple(samples), tuple(problems), (*part.notes, *reader.notes), language)
 
 
 def _must_be_imported(path: str | Path, why: str) -> DataError:
@@ -151,31 +152,39 @@ class PartReader:
 
     def read(self, rows: Iterable[Row]) -> Iterator[Sample | Problem]:
         """Read rows in their order; headers are read for many rows at once."""
-        for some in _in_batches(rows, AT_ONCE):
-            found = [(row, _tried(lambda row=row: self._audio(row))) for row in some]
+        rows = iter(rows)
+        while some := list(islice(rows, AT_ONCE)):
+            found = [self._audio(row) for row in some]
             if self._index is not None:
-                self._index.fill(audio for _, audio in found if isinstance(audio, Path))
-            for row, audio in found:
+                self._index.fill(audio for audio in found if isinstance(audio, Path))
+            for row, audio in zip(some, found, strict=True):
                 try:
-                    if isinstance(audio, BadRow):
-                        raise audio
-                    sample = replace(self._sample(row.cells, audio, row.line), file=row.file)
+                    sample = self._sample(row, audio)
                     self._check_unseen(sample)
                     yield sample
                 except BadRow as reason:
                     yield Problem(row.line, str(reason), reason.kind, row.file)
 
-    def _audio(self, row: Row) -> Path:
-        if isinstance(row.cells, BadRow):
-            raise row.cells
-        if self._part.bounds:  # its text may be in a link, too
-            self._part.bounds.check(self._part.folder / row.file if row.file else self._part.path)
-        if not (name := cell(row.cells, self._part.reading.audio_names)):
-            raise BadRow(Kind.NO_AUDIO, "no audio path")
-        return self._names.find(name) if self._names else self._part.folder / expanded(name)
+    def _audio(self, row: Row) -> Path | BadRow:
+        """Find the file of a row, or why there is none."""
+        try:
+            if isinstance(row.cells, BadRow):
+                return row.cells
+            if self._part.bounds:  # its text may be in a link, too
+                self._part.bounds.check(self._part.folder / row.file if row.file else self._part.path)
+            if not (name := cell(row.cells, self._part.reading.audio_names)):
+                return BadRow(Kind.NO_AUDIO, "no audio path")
+            return self._names.find(name) if self._names else self._part.folder / expanded(name)
+        except BadRow as reason:
+            return reason
 
-    def _sample(self, cells: Cells, audio: Path, line: int) -> Sample:
-        text, index = cell(cells, self._part.reading.text_names), self._index
+    def _sample(self, row: Row, audio: Path | BadRow) -> Sample:
+        cells, index = row.cells, self._index
+        if isinstance(cells, BadRow):
+            raise cells
+        if isinstance(audio, BadRow):
+            raise audio
+        text = cell(cells, self._part.reading.text_names)
         if index is not None and (found := index[audio].kind):
             raise BadRow(Kind(found), index[audio].what)
         if not (text or self._no_speech):
@@ -189,16 +198,22 @@ class PartReader:
             raise BadRow(Kind.TOKENS, f"the text of {name} has {len(text)} characters")
         timed_text = cell(cells, TIMED_COLUMNS)
         if timed_text and (why := why_unusable(timed_text, text, seconds)):
-            self._untimed.setdefault(why, []).append(line)
+            self._untimed.setdefault(why, []).append(row.line)
             timed_text = ""
+        own_id, language = cell(cells, ID_COLUMNS) or str(expanded(name)), cell(cells, LANGUAGE_COLUMNS)
+        try:
+            language = language_code(language) if language else ""
+        except ConfigError as error:
+            raise BadRow(Kind.LANGUAGE, error.args[0]) from None
         return Sample(
-            id=cell(cells, ID_COLUMNS) or str(expanded(name)),
+            id=own_id,
             audio=audio,
             text=text,
             duration_s=seconds,
-            language=_language(cell(cells, LANGUAGE_COLUMNS)),
+            language=language,
             speaker=cell(cells, SPEAKER_COLUMNS),
-            line=line,
+            line=row.line,
+            file=row.file,
             timed_text=timed_text,
         )
 
@@ -264,29 +279,3 @@ def offset_of(cells: Cells) -> float | None:
     """Return where in its recording a clip begins, in s; None if its row does not call it a part. Raises BadRow."""
     stated = cell(cells, OFFSET_COLUMNS)
     return seconds_of(stated) if stated else None
-
-
-def _language(stated: str) -> str:
-    try:
-        return language_code(stated) if stated else ""
-    except ConfigError as error:
-        raise BadRow(Kind.LANGUAGE, error.args[0]) from None
-
-
-def _only_language(samples: Sequence[Sample]) -> str:
-    """Return the language of all clips; "" if some do not say, or differ."""
-    stated = {sample.language for sample in samples}
-    return stated.pop() if len(stated) == 1 else ""
-
-
-def _in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    items = iter(items)
-    while some := list(islice(items, size)):
-        yield some
-
-
-def _tried(find: Callable[[], T]) -> T | BadRow:
-    try:
-        return find()
-    except BadRow as reason:
-        return reason

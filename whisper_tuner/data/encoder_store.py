@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,8 +37,12 @@ class EncoderStore:
         precision: str,
         warn: Callable[[str], None] = lambda what: None,
     ):
-        self.d_model = encoder.config.d_model
-        self.directory = Path(directory) / _digest(encoder, precision)
+        config: Any = encoder.config
+        self.d_model: int = config.d_model
+        weights = f"{FORMAT} {precision} {torch.__version__}".encode()
+        for name, value in sorted(encoder.state_dict().items()):
+            weights = hash_of(weights + name.encode() + value.detach().float().cpu().contiguous().numpy().tobytes())
+        self.directory = Path(directory) / weights.hex()
         what = f"the encoder's outputs cannot be kept in {self.directory}"
         slower = "they are computed in each epoch, which is slower"
         self._segments = Segments(self.directory, lambda reason: warn(f"{what}: {reason}; {slower}"))
@@ -70,11 +75,13 @@ class EncoderStore:
 
     def get(self, keys: Sequence[bytes]) -> list[Tensor] | None:
         """Return the states of each clip, float32 [frames / 2, d_model]; None if one of them is not stored."""
-        found = [self._segments.get(key) for key in keys]
-        if None in found:
-            return None
-        values = (np.frombuffer(value, STORED).astype(np.float32) for value in found)
-        return [torch.from_numpy(value).unflatten(0, (-1, self.d_model)) for value in values]
+        found = []
+        for key in keys:
+            if (value := self._segments.get(key)) is None:
+                return None
+            states = torch.from_numpy(np.frombuffer(value, STORED).astype(np.float32))
+            found.append(states.unflatten(0, (-1, self.d_model)))
+        return found
 
     def put(self, keys: Sequence[bytes], states: Sequence[Tensor]) -> list[Tensor]:
         """Keep the states of each clip, [frames / 2, d_model], on any device. Return what `get` will give.
@@ -87,14 +94,6 @@ class EncoderStore:
             if self._segments.is_writable and is_whole:
                 self._segments.put(key, one.cpu().numpy().astype(STORED).tobytes())
         return [one if is_whole else state for one, is_whole, state in zip(rounded, fits, states, strict=True)]
-
-
-def _digest(encoder: nn.Module, precision: str) -> str:
-    """Hash the weights of an encoder, on any device."""
-    found = f"{FORMAT} {precision} {torch.__version__}".encode()
-    for name, value in sorted(encoder.state_dict().items()):
-        found = hash_of(found + name.encode() + value.detach().float().cpu().contiguous().numpy().tobytes())
-    return found.hex()
 
 
 def _bytes_in(folder: Path) -> int:

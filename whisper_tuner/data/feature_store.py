@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,17 +82,22 @@ class FeatureStore:
         nothing: log_mel does.
         """
         todo = deque((path, speed) for path in paths for speed in speeds)
-        total, threads = len(todo), threads or os.cpu_count() or 1
-        with _threads(threads) as pool:
-            running = {pool.submit(self._work_off, todo) for _ in range(min(threads, total))}
-            try:
-                while running and not stopped():
-                    ended, running = wait(running, REPORT_S)
-                    for one in ended:
-                        one.result()
-                    progress(total - len(todo), total)
-            finally:
-                todo.clear()
+        total, threads, before = len(todo), threads or os.cpu_count() or 1, torch.get_num_threads()
+        # Threads in which torch computes alone: its own helpers wait busily, which is many times slower.
+        pool = ThreadPoolExecutor(threads, "log-mels", initializer=torch.set_num_threads, initargs=(1,))
+        try:
+            with pool:
+                running = {pool.submit(self._work_off, todo) for _ in range(min(threads, total))}
+                try:
+                    while running and not stopped():
+                        ended, running = wait(running, REPORT_S)
+                        for one in ended:
+                            one.result()
+                        progress(total - len(todo), total)
+                finally:
+                    todo.clear()
+        finally:
+            torch.set_num_threads(before)  # for threads that begin later
 
     def _work_off(self, todo: deque[tuple[str | Path, float]]) -> None:
         while self._segments.is_writable:
@@ -116,7 +121,11 @@ class FeatureStore:
 
     def _compute(self, audio: _Audio, speed: float, key: bytes) -> bytes:
         waveform = load_audio(audio.path, self.extractor.sampling_rate, CLIP_S * max(1.0, speed))
-        value = log_mel(_played(waveform, speed), self.extractor).astype(STORED).tobytes()
+        if not SLOWEST <= speed <= FASTEST:  # soxr would go on for ever with some numbers
+            raise ValueError(f"a speed of {speed}")
+        if speed != 1:  # about n / speed samples: faster and higher, as a tape would be
+            waveform = soxr.resample(waveform, speed, 1.0, quality="HQ")
+        value = log_mel(waveform, self.extractor).astype(STORED).tobytes()
         is_unchanged = self._segments.is_writable and self._key(_Audio.of(audio.path), speed) == key
         if is_unchanged:
             self._segments.put(key, value)
@@ -153,21 +162,3 @@ class _Audio:
         except OSError:
             load_audio(self.path)  # as above
             raise
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Make threads in which torch computes alone: its own helpers wait busily, which is many times slower."""
-    before = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(count, "log-mels", initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield pool
-    finally:
-        torch.set_num_threads(before)  # for threads that begin later
-
-
-def _played(waveform: np.ndarray, speed: float) -> np.ndarray:
-    """Resample a waveform [n] to about n / speed samples: faster and higher, as a tape would be."""
-    if not SLOWEST <= speed <= FASTEST:  # soxr would go on for ever with some numbers
-        raise ValueError(f"a speed of {speed}")
-    return waveform if speed == 1 else soxr.resample(waveform, speed, 1.0, quality="HQ")

@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from whisper_tuner.data.audio import LONG_S
 from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.cutting import Cutter
 from whisper_tuner.data.dataset import MAX_DURATION_S, PartReader, Sample, write_manifest
-from whisper_tuner.data.formats.encoding import read_text
 from whisper_tuner.data.formats.layouts import parts_of
+from whisper_tuner.data.formats.place import read_text
 from whisper_tuner.data.formats.rows import AS_IT_IS, Bounds, Part, Reading
 from whisper_tuner.data.problems import Problem, write_problems
 from whisper_tuner.data.splitting import split
@@ -74,7 +74,9 @@ class Corrections:
 class OutsideAudio(DataError):
     """A data set names files that lie elsewhere, in `folders`: it was not imported."""
 
-    folders: Sequence[Path] = ()
+    def __init__(self, what: str, folders: Sequence[Path], *, remedy: str):
+        super().__init__(what, remedy=remedy)
+        self.folders = folders
 
 
 def import_source(
@@ -109,13 +111,13 @@ def import_source(
     for kind, part in parts.items():
         index = AudioIndex(facts)
         try:
-            kept = {"no_speech": keep_empty, "max_duration_s": LONG_S if keep_long else MAX_DURATION_S}
-            imported = _import_part(kind, replace(part, bounds=bounds), out, index, corrections, tell, **kept)
+            bounded, longest = replace(part, bounds=bounds), LONG_S if keep_long else MAX_DURATION_S
+            found.append(_import_part(kind, bounded, out, index, corrections, tell, longest, no_speech=keep_empty))
         finally:
             index.save()
-        found.append(imported)
-    if bounds.outside:
-        raise _outside(source, bounds.outside)
+    if folders := bounds.outside:
+        what = f"{source} names files that lie outside of it, in {', '.join(map(str, folders))}"
+        raise OutsideAudio(what, folders, remedy=f"If they may be used, import it with{allowed(folders)}")
     record["split"] = split_off or record["split"]  # else clips of its test set would come back into train
     if record["split"]:
         found = _split(found, out)
@@ -144,15 +146,6 @@ def allowed(folders: Sequence[Path]) -> str:
     return "".join(f" --outside {shlex.quote(str(folder))}" for folder in folders)
 
 
-def _outside(source: Path, folders: Sequence[Path]) -> OutsideAudio:
-    error = OutsideAudio(
-        f"{source} names files that lie outside of it, in {', '.join(map(str, folders))}",
-        remedy=f"If they may be used, import it with{allowed(folders)}",
-    )
-    error.folders = folders
-    return error
-
-
 def _split(found: list[ImportedPart], out: Path) -> list[ImportedPart]:
     """Make the parts that are missing of the clips for training. Raises DataError where they are too few."""
     train = next(one for one in found if one.kind == "train")
@@ -174,16 +167,11 @@ def _split(found: list[ImportedPart], out: Path) -> list[ImportedPart]:
 
 def read_corrections(folder: Path) -> Corrections:
     """Raises DataError."""
-    blacklist, patches = folder / BLACKLIST, folder / PATCHES
+    blacklist, path = folder / BLACKLIST, folder / PATCHES
     ids = read_text(blacklist, AS_IT_IS)[0].splitlines() if blacklist.exists() else []
     ids = [line.strip() for line in ids if not line.lstrip().startswith("#")]  # a remark, as data check --fix writes it
-    return Corrections(frozenset(filter(None, ids)), dict(_patches(patches)))
-
-
-def _patches(path: Path) -> Iterator[tuple[str, str]]:
-    if not path.exists():
-        return
-    table = csv.reader(io.StringIO(read_text(path, AS_IT_IS)[0], newline=""))
+    table = csv.reader(io.StringIO(read_text(path, AS_IT_IS)[0] if path.exists() else "", newline=""))
+    texts = {}
     for number, cells in enumerate(table):
         if number == 0 or not any(cells):
             continue
@@ -192,7 +180,8 @@ def _patches(path: Path) -> Iterator[tuple[str, str]]:
                 f"{path} line {table.line_num}: not an id and a text: {', '.join(cells)[:80]}",
                 remedy=f"Its columns are id,text. To leave a clip out, write its id into {BLACKLIST}.",
             )
-        yield cells[0].strip(), cells[1].strip()
+        texts[cells[0].strip()] = cells[1].strip()
+    return Corrections(frozenset(filter(None, ids)), texts)
 
 
 def _import_part(
@@ -202,8 +191,8 @@ def _import_part(
     index: AudioIndex,
     corrections: Corrections,
     tell: Tell,
-    *,
     max_duration_s: float,
+    *,
     no_speech: bool,
 ) -> ImportedPart:
     cutter = Cutter(part, out / CLIPS, max_duration_s)

@@ -79,12 +79,23 @@ class LabelEncoder:
         to its end as Whisper does. Raises DataError if the decoder has no room for the text, or a language is unknown.
         """
         spoken = (language or self.language) if self.language else ""
-        ids, prompt = self._ids(text, spoken), self._prompt(spoken)
+        ids = self._ids(text, spoken)
+        prompt: tuple[int, ...] = (self.start,)
+        try:
+            if self.language:
+                prompt += self._token(f"<|{spoken}|>"), self._token(f"<|{self.task}|>")
+        except ModelError as error:
+            raise DataError(error.args[0]) from None  # of a row: that of the profile was looked up at once
         label = Label((*prompt, self._token(NO_TIMESTAMPS)), (*ids, self.end))
         if len(label) > self.max_tokens:
             raise DataError(f"the text makes {len(label)} tokens, but the decoder takes {self.max_tokens}")
         if timed:
-            with_times = Label(prompt, (*self._timed(timed, spoken), self.end))
+            with_parts: list[int] = []
+            for part in timed:
+                with_parts.append(self._timestamp(part.start))
+                if part.text:  # `generate` lets no timestamp follow the first one at once
+                    with_parts += [*self._ids(part.text, spoken), self._timestamp(part.end)]
+            with_times = Label(prompt, (*with_parts, self.end))
             label = with_times if len(with_times) <= self.max_tokens else label
         # As Whisper's own decoding: at most the last 223 tokens of the usual 448 positions.
         room = min(self.max_tokens // 2 - 1, self.max_tokens - len(label) - 1)
@@ -93,25 +104,8 @@ class LabelEncoder:
             label = Label((self._token(PREVIOUS), *before, *label.prompt), label.written)
         return label
 
-    def _prompt(self, spoken: str) -> tuple[int, ...]:
-        if not self.language:
-            return (self.start,)
-        try:
-            return self.start, self._token(f"<|{spoken}|>"), self._token(f"<|{self.task}|>")
-        except ModelError as error:
-            raise DataError(error.args[0]) from None  # of a row: that of the profile was looked up at once
-
     def _ids(self, text: str, spoken: str) -> list[int]:
-        text = _spaced(text, _has_leading_space(spoken or "en", self.task))
-        return self.tokenizer(text, add_special_tokens=False).input_ids
-
-    def _timed(self, parts: Sequence[Said], spoken: str) -> list[int]:
-        ids = []
-        for part in parts:
-            ids.append(self._timestamp(part.start))
-            if part.text:  # `generate` lets no timestamp follow the first one at once
-                ids += [*self._ids(part.text, spoken), self._timestamp(part.end)]
-        return ids
+        return self.tokenizer(_spaced(text, spoken or "en", self.task), add_special_tokens=False).input_ids
 
     def _timestamp(self, seconds: float) -> int:
         if self.first_timestamp is None:
@@ -135,13 +129,14 @@ def label_encoder(
     Raises ConfigError for a language or task that the model does not know, ModelError for a tokenizer that lacks
     Whisper's tokens.
     """
-    multilingual = is_multilingual(model)
+    multilingual, end = is_multilingual(model), model.config.eos_token_id
+    assert isinstance(end, int)  # other models may have several
     encoder = LabelEncoder(
         tokenizer=tokenizer,
         language=language_code(language) if multilingual else "",
         task=task if multilingual else "transcribe",
         start=model.config.decoder_start_token_id,
-        end=model.config.eos_token_id,
+        end=end,
         max_tokens=model.config.max_target_positions,
         first_timestamp=first_timestamp(tokenizer, model.config.vocab_size),
     )
@@ -199,7 +194,7 @@ class TokenLimit:
         if len(text.encode()) + 1 <= self.longest:
             return ""  # Whisper's tokens are byte-level, so a text never has more tokens than bytes
         spoken = (language or self.language) if self.language else "en"
-        tokens = self._count(_spaced(text, _has_leading_space(spoken, self.task)))
+        tokens = self._count(_spaced(text, spoken, self.task))
         return f"the text makes {tokens} tokens, but the decoder takes {self.longest}" if tokens > self.longest else ""
 
     @cached_property
@@ -229,13 +224,15 @@ def token_limit(base_model: str, *, language: str = "", task: str = "transcribe"
         what = f"{base_model}: config.json does not give vocab_size and max_target_positions as whole numbers"
         raise ModelError(what, remedy=LAYOUT)
     multilingual = _is_multilingual(generation.get("is_multilingual"), vocabulary)
+    stated = generation.get("lang_to_id")
+    languages = frozenset(token.strip("<|>") for token in stated) if isinstance(stated, dict) else frozenset()
     prompt = 3 if multilingual else 1  # <|fr|><|transcribe|><|notimestamps|>
     return TokenLimit(
         base_model,
         positions - prompt - 1,
-        language=_known_language(language, generation) if multilingual else "",
+        language=_known_language(language, languages) if multilingual else "",
         task=task,
-        languages=_languages(generation),
+        languages=languages,
     )
 
 
@@ -249,29 +246,19 @@ def _is_multilingual(stated: object, vocabulary: int) -> bool:
     return vocabulary >= MULTILINGUAL_VOCABULARY if stated is None else bool(stated)
 
 
-def _has_leading_space(spoken: str, task: str) -> bool:
+def _spaced(text: str, spoken: str, task: str) -> str:
     """Whisper's own text begins with a space, and runtimes join the pieces of a long recording on it."""
-    return text_language(spoken, task) not in UNSPACED
+    has_space = text_language(spoken, task) not in UNSPACED
+    return f" {text}" if text and has_space and not text.startswith(" ") else text
 
 
-def _spaced(text: str, leading_space: bool) -> str:
-    return f" {text}" if text and leading_space and not text.startswith(" ") else text
-
-
-def _languages(generation: dict) -> frozenset[str]:
-    stated = generation.get("lang_to_id")
-    return frozenset(token.strip("<|>") for token in stated) if isinstance(stated, dict) else frozenset()
-
-
-def _known_language(language: str, generation: dict) -> str:
-    known = _languages(generation)
+def _known_language(language: str, known: frozenset[str]) -> str:
     if (plain := language.strip().strip("<|>").lower()) in known:
         return plain  # without `language_code`, which imports half a second of transformers
     code = language_code(language)
     if known and code not in known:
-        raise ConfigError(
-            f"the model does not know the language '{language}'", remedy=f"It knows: {', '.join(sorted(known))}."
-        )
+        remedy = f"It knows: {', '.join(sorted(known))}."
+        raise ConfigError(f"the model does not know the language '{language}'", remedy=remedy)
     return code
 
 
@@ -279,4 +266,5 @@ def _token_id(tokenizer: WhisperTokenizer, token: str) -> int:
     found = tokenizer.convert_tokens_to_ids(token)
     if found is None or found == tokenizer.unk_token_id:
         raise ModelError(f"the tokenizer has no token {token}", remedy="Use the tokenizer that belongs to the model.")
+    assert isinstance(found, int)  # of one token
     return found

@@ -62,7 +62,9 @@ class Segments:
             place = self._find(key)
         if place is None:
             return None
-        value = self._read(place)
+        value = b""  # fewer bytes than there should be if the file is damaged, or gone
+        with contextlib.suppress(OSError), (self.directory / f"{place.segment}.data").open("rb", buffering=0) as data:
+            value = os.pread(data.fileno(), place.size, place.offset)
         if len(value) == place.size and (place in self._intact or hash_of(value) == place.digest):
             self._intact.add(place)
             return value
@@ -76,8 +78,11 @@ class Segments:
                 return
             try:
                 self.directory.mkdir(parents=True, exist_ok=True)
-                with self._locked_segment() as data, _opened(Path(data.name).with_suffix(".index")) as index:
-                    self._places[key] = _append(data, index, key, value)
+                with self._locked_segment() as data:
+                    path = Path(data.name).with_suffix(".index")
+                    path.touch(mode=0o600)
+                    with path.open("r+b", buffering=0) as index:  # to write to at any place
+                        self._places[key] = _append(data, index, key, value)
             except BlockingIOError:
                 pass  # another process was so quick as to lock the segment that this one had made
             except OSError as error:
@@ -85,16 +90,12 @@ class Segments:
                 self._unwritable(error.strerror or str(error))
 
     def _find(self, key: bytes) -> _Place | None:
-        if key not in self._places:
-            self._read_indexes()
+        if key not in self._places:  # it may have been added since the last time, by whatever process
+            for path in sorted(self.directory.glob(f"{NAME}.index")):
+                with contextlib.suppress(OSError):
+                    if path.stat().st_size >= self._known.get(path.stem, 0) + _RECORD.size:
+                        self._read_index(path)
         return self._places.get(key)
-
-    def _read_indexes(self) -> None:
-        """Read what has been added since the last time, by whatever process."""
-        for path in sorted(self.directory.glob(f"{NAME}.index")):
-            with contextlib.suppress(OSError):
-                if path.stat().st_size >= self._known.get(path.stem, 0) + _RECORD.size:
-                    self._read_index(path)
 
     def _read_index(self, path: Path) -> None:
         begin = self._known.get(path.stem, 0)
@@ -102,18 +103,11 @@ class Segments:
             file.seek(begin)
             raw = file.read()
         end = _whole(len(raw))
-        for at in range(0, end, _RECORD.size):
-            if found := _from_record(raw[at : at + _RECORD.size], path.stem, begin + at):
-                self._places.update([found])
+        for at, (checked, checksum) in enumerate(_RECORD.iter_unpack(raw[:end])):
+            if hash_of(checked)[:8] == checksum:
+                key, digest, offset, size = _CHECKED.unpack(checked)
+                self._places[key] = _Place(path.stem, begin + at * _RECORD.size, digest, offset, size)
         self._known[path.stem] = begin + end
-
-    def _read(self, place: _Place) -> bytes:
-        """Read a value: fewer bytes than there should be if the file is damaged, or gone."""
-        try:
-            with (self.directory / f"{place.segment}.data").open("rb", buffering=0) as data:
-                return os.pread(data.fileno(), place.size, place.offset)
-        except OSError:
-            return b""
 
     def _forget(self, key: bytes, place: _Place) -> None:
         """Remove a value from the index too: whoever reads that next should not come upon the damage again."""
@@ -149,12 +143,6 @@ def _locked(file: BinaryIO, *, is_own: bool) -> BinaryIO:
     return file
 
 
-def _opened(path: Path) -> BinaryIO:
-    """Open a file to write to at any place, whether it is there already or not."""
-    path.touch(mode=0o600)
-    return path.open("r+b", buffering=0)
-
-
 def hash_of(value: bytes) -> bytes:
     return hashlib.blake2b(value, digest_size=KEY_BYTES).digest()
 
@@ -165,26 +153,14 @@ def _append(data: BinaryIO, index: BinaryIO, key: bytes, value: bytes) -> _Place
     place = _Place(Path(data.name).stem, record, hash_of(value), offset, len(value))
     try:
         _write(data, offset, value)
-        _write(index, record, _to_record(key, place))
+        checked = _CHECKED.pack(key, place.digest, place.offset, place.size)
+        _write(index, record, _RECORD.pack(checked, hash_of(checked)[:8]))
     except OSError:
         for file, size in ((index, record), (data, offset)):
             with contextlib.suppress(OSError):
                 file.truncate(size)
         raise
     return place
-
-
-def _to_record(key: bytes, place: _Place) -> bytes:
-    checked = _CHECKED.pack(key, place.digest, place.offset, place.size)
-    return _RECORD.pack(checked, hash_of(checked)[:8])
-
-
-def _from_record(record: bytes, segment: str, begin: int) -> tuple[bytes, _Place] | None:
-    checked, checksum = _RECORD.unpack(record)
-    if hash_of(checked)[:8] != checksum:
-        return None
-    key, digest, offset, size = _CHECKED.unpack(checked)
-    return key, _Place(segment, begin, digest, offset, size)
 
 
 def _whole(size: int) -> int:

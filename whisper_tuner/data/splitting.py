@@ -54,7 +54,8 @@ def split(samples: Sequence[Sample], kinds: Sequence[str]) -> Split:
     """`kinds` of validation and test get about a tenth of the clips each. Raises ValueError where they are too few."""
     for by, group in (("speaker", lambda sample: sample.speaker), ("recording", _recording)):
         groups = [group(sample) for sample in samples]
-        if all(groups) and (parts := _dealt(samples, groups, kinds)) and _is_even(parts, kinds, len(samples)):
+        parts, share = _dealt(samples, groups, kinds) if all(groups) else None, PART * len(samples)
+        if parts and all(share / OFF <= len(parts[kind]) <= share * OFF for kind in kinds):
             return _without_repeated(parts, by)
     sentences = [sentence(sample.text) for sample in samples]
     if not (parts := _dealt(samples, sentences, kinds)):
@@ -108,11 +109,6 @@ def _dealt(samples: Sequence[Sample], groups: Sequence[str], kinds: Sequence[str
     for sample, group in zip(samples, groups, strict=True):
         parts[kind_of.get(group, "train")].append(sample)
     return parts if all(parts.values()) else None
-
-
-def _is_even(parts: dict[str, list[Sample]], kinds: Sequence[str], clips: int) -> bool:
-    share = PART * clips
-    return all(share / OFF <= len(parts[kind]) <= share * OFF for kind in kinds)
 
 
 def _without_repeated(parts: dict[str, list[Sample]], by: str) -> Split:

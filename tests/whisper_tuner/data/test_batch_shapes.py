@@ -3,8 +3,17 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_steps import samples_of
+from transformers import WhisperFeatureExtractor
 
-from whisper_tuner.data.batch_shapes import clips_within, equal_part, even_parts, micro_batches, padded_tokens
+from whisper_tuner.data.batch_shapes import (
+    bucket_edges,
+    clips_within,
+    equal_part,
+    even_parts,
+    micro_batches,
+    padded_tokens,
+)
 
 
 @pytest.mark.parametrize(
@@ -73,3 +82,26 @@ def test_a_step_that_fits_is_one_part():
     assert even_parts([3000, 80], 1500, 8) == [[0], [1]]
     assert even_parts([1] * 6, 10**9, 4) == [[0, 2, 4], [1, 3, 5]]
     assert even_parts([], 1500, 8) == []
+
+
+# edges
+
+
+def test_edges_are_few_and_hold_every_clip(tmp_path):
+    samples = samples_of(300, tmp_path)
+    edges = bucket_edges(samples, 3000)
+    assert len(edges) <= 6 and list(edges) == sorted(edges) and all(edge % 2 == 0 for edge in edges)
+    extractor = WhisperFeatureExtractor()
+    longest = max(s.duration_s for s in samples)
+    assert min(int(longest * 16_000) // extractor.hop_length + 2, 3000) <= edges[-1] <= 3000
+
+
+def test_edges_add_the_least_padding(tmp_path):
+    samples = samples_of(60, tmp_path)
+    lengths = [min(-(-int(s.duration_s * 100 + 2.999999) // 50) * 50, 3000) for s in samples]
+
+    def padded(edges):
+        return sum(min((e for e in edges if e >= n), default=10**9) for n in lengths)
+
+    best = min(padded(edges) for edges in itertools.combinations(sorted(set(lengths)), 3))
+    assert padded(bucket_edges(samples, 3000, count=3)) == best

@@ -20,7 +20,7 @@ from whisper_tuner.data.check import PROBLEMS_FILE, check_data, check_manifest
 from whisper_tuner.data.dataset import load_manifest, write_manifest
 from whisper_tuner.data.labels import label_encoder, token_limit
 from whisper_tuner.data.problems import Kind
-from whisper_tuner.errors import ConfigError, DataError, ModelError, TunerError
+from whisper_tuner.errors import ConfigError, DataError, ModelError
 from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.model.check import check_model
 
@@ -150,11 +150,7 @@ def test_the_ranks_keep_what_is_left_of_a_translation(multilingual, multilingual
 def test_a_manifest_without_a_usable_row_is_an_error_also_for_the_test_set(profile, folder):
     (folder / "test.csv").write_text("audio,text\ngone.wav,words\n")
     with pytest.raises(DataError, match=r"test\.csv: no usable row"):
-        check_data(
-            Profile(base_model=profile.base_model, train=profile.train, test=folder / "test.csv"),
-            folder,
-            folder / "store",
-        )
+        check_data(replace(profile, test=folder / "test.csv"), folder, folder / "store")
 
 
 def test_clips_are_opened_only_once(tmp_path, monkeypatch):
@@ -163,12 +159,12 @@ def test_clips_are_opened_only_once(tmp_path, monkeypatch):
     soundfile.write(tmp_path / "x.wav", np.zeros(1600, np.float32), 16_000)
     stem = (tmp_path / "x.wav").read_bytes()
     lines = ["audio,text,duration"]
-    for number in range(200):
+    for number in range(40):
         (audio / f"{number}.wav").write_bytes(stem[:-4] + number.to_bytes(4, "little"))
         lines.append(f"audio/{number}.wav,text {number},0.1")
     (tmp_path / "m.csv").write_text("\n".join(lines))
     first = check_manifest(tmp_path / "m.csv", 30.0, tmp_path / "store")
-    assert len(first.samples) == 200 and not first.problems
+    assert len(first.samples) == 40 and not first.problems
 
     def never(path):
         raise AssertionError(f"{path} was opened again")
@@ -290,7 +286,7 @@ def test_a_changed_file_is_looked_at_again_and_a_damaged_index_does_no_harm(prof
 @example(text="<|endoftext|>" * 30)
 @example(text=" leading")
 @example(text="a" * 60)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_token_limits_are_those_of_the_label_encoder(name, language, task, text, request):
     model, processor = request.getfixturevalue(name)
     folder = request.getfixturevalue(f"{name}_folder")
@@ -321,57 +317,6 @@ def test_models_that_cannot_be_read_are_named(tmp_path):
         token_limit(str(tmp_path))
     with pytest.raises(ModelError, match="hub"):
         token_limit("nobody/no-such-model")
-
-
-LINES = st.sampled_from(
-    [
-        b"audio,text\n",
-        b"id,audio,text,duration\n",
-        b"x,a.wav,words,1\n",
-        b'a.wav,"two\nlines"\n',
-        b'a.wav,"open\n',
-        b"~nobody/a.wav,words\n",
-        b"\xff\xfe",
-        b"a\x00b.wav,words\n",
-        b"a" * 5000 + b".wav,words\n",
-        b'{"audio": "a.wav", "text": "words"}\n',
-        b'{"audio": "\\ud800.wav", "text": "words"}\n',
-        b'{"audio": ["a.wav"], "text": {}, "duration": 1e999}\n',
-        b'{"audio": "a.wav", "text": "w", "duration": ' + b"9" * 5000 + b"}\n",
-        b"[" * 3000 + b"\n",
-        b"\r",
-        b"\xc2\x85",
-    ]
-)
-
-
-@given(
-    data=st.lists(st.one_of(LINES, st.binary(max_size=40)), max_size=12).map(b"".join),
-    name=st.sampled_from(["m.csv", "m.tsv", "m.jsonl", "m.json"]),
-    check_audio=st.booleans(),
-)
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_a_manifest_holds_the_answer_names_file_and_line(tmp_path, audio_file, data, name, check_audio):
-    if not (tmp_path / "a.wav").exists():
-        audio_file(tmp_path / "a.wav", seconds=1)
-    path = tmp_path / name
-    path.write_bytes(data)
-    try:
-        manifest = load_manifest(path, check_audio=check_audio)
-    except TunerError as error:
-        assert str(path) in str(error)
-        return
-    lines = max(len(data.splitlines()), data.count(b"\r") + data.count(b"\n") + 1)
-    assert all(1 <= problem.line <= lines and problem.what for problem in manifest.problems)
-    write_manifest(tmp_path / "again.csv", manifest.samples)
-    again = load_manifest(tmp_path / "again.csv", check_audio=False)
-    assert [(s.id, s.text) for s in again.samples] == [(s.id, s.text) for s in manifest.samples]
-
-
-def test_a_bad_header_says_what_is_wrong(tmp_path):
-    (tmp_path / "m.csv").write_text('"audio,text\na.wav,x\n')
-    with pytest.raises(DataError, match=r"m\.csv line 1: .*quotes"):
-        load_manifest(tmp_path / "m.csv")
 
 
 def test_rows_without_text_are_kept_where_the_profile_trains_them(folder, english_folder):
@@ -406,17 +351,3 @@ def test_a_row_in_a_language_that_the_model_does_not_know_is_left_out(
     assert kept == ["b", "c"] and problem.kind == Kind.LANGUAGE
     assert str(problem) == "line 2: a: the model does not know the language 'yue'"
     assert ids(multilingual_folder) == ids(english_folder) == (["a", "b", "c"], ())
-
-
-@pytest.mark.parametrize("key", ["timestamps_share", "previous_text_share"])
-def test_settings_that_need_tokens_which_the_model_lacks_are_refused(folder, english_folder, timestamps_folder, key):
-    (folder / "m.csv").write_text("id,audio,text\nb,b.wav,fine\n")
-    (folder / "run").mkdir()
-    settings = {"train": folder / "m.csv", "language": "fr", key: 0.5}
-    check_data(Profile(base_model=str(timestamps_folder), **settings), folder / "run", folder / "store")
-    english = Profile(base_model=str(english_folder), **settings)
-    if key == "timestamps_share":
-        with pytest.raises(ConfigError, match="has no timestamp tokens"):
-            check_data(english, folder / "run", folder / "store")
-    else:
-        check_data(english, folder / "run", folder / "store")

@@ -75,7 +75,7 @@ def test_a_small_test_set_is_said_to_be_uncertain():
     assert "few" not in split([sample(n, f"S {n}") for n in range(1000)], ["test"]).told
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(15))
 def test_no_clip_is_lost_or_in_two_parts_and_no_part_is_empty(seed):
     chance = random.Random(seed)
     count, speakers, texts = chance.randrange(3, 300), chance.randrange(1, 30), chance.randrange(1, 300)

@@ -103,15 +103,6 @@ CLIPPED = Kind(
     remedy="Listen to it. Record again with less gain; a few such clips do no harm if you can understand them.",
 )
 
-
-@check(CLIPPED, needs=Needs.AUDIO, place=24)
-def find_clipped(material: Material) -> Iterator[Finding]:
-    for row, facts in material.with_facts():
-        if facts.clipped >= CLIPPED_SHARE:
-            what = f"{100 * facts.clipped:.1f} % of its samples are in flat tops"
-            yield of_row(CLIPPED, row, what, badness=facts.clipped)
-
-
 # The level of the first or last 5 ms, compared with the clip's loud frames. The loudest edge of 1,046 recordings of a
 # studio, trimmed by hand, has -26 dB, that of 330 clips of synthetic speech -12. If clips are cut at random, 6 in 10
 # are above -10; the others are cut in a pause, or in a consonant.
@@ -125,17 +116,6 @@ CUT_OFF = Kind(
     remedy="Listen to its ends. Cut it again with a tenth of a second more, or take the word from the text.",
 )
 
-
-@check(CUT_OFF, needs=Needs.AUDIO, place=25)
-def find_cut_off(material: Material) -> Iterator[Finding]:
-    for row, facts in material.with_facts():
-        edges = {"begins": facts.first, "ends": facts.last}
-        near = [f"{name} at {level:+.0f} dB" for name, level in edges.items() if level > CUT_OFF_DB]
-        if near and facts.level > LOUD_DB:
-            what = f"it {' and '.join(near)}, compared with its loudest parts"
-            yield of_row(CUT_OFF, row, what, badness=max(edges.values()))
-
-
 OFFSET = 0.02  # of full scale; a sound card's own is below 0.005
 
 DC_OFFSET = Kind(
@@ -144,15 +124,6 @@ DC_OFFSET = Kind(
     means="The waveform does not swing around zero: a fault of the sound card, or samples read in the wrong format.",
     remedy="Listen to it. If it is speech, a high-pass filter mends it (`ffmpeg -af highpass=f=40`).",
 )
-
-
-@check(DC_OFFSET, needs=Needs.AUDIO, place=26)
-def find_dc_offset(material: Material) -> Iterator[Finding]:
-    for row, facts in material.with_facts():
-        if abs(facts.offset) >= OFFSET:
-            what = f"its mean is {facts.offset:+.3f} of full scale"
-            yield of_row(DC_OFFSET, row, what, badness=abs(facts.offset))
-
 
 # From quiet to loud frames of 20 ms. Noise has 3 dB, and a tone none; speech in a loud car still has 15.
 SPREAD_DB = 8.0
@@ -164,15 +135,6 @@ FLAT = Kind(
     means="The sound is as loud all the time, as no speech is: noise, hum or a tone.",
     remedy="Listen to it. If nobody speaks, remove the row.",
 )
-
-
-@check(FLAT, needs=Needs.AUDIO, place=27)
-def find_flat(material: Material) -> Iterator[Finding]:
-    for row, facts in material.with_facts():
-        if row.text and facts.spread < SPREAD_DB and facts.seconds >= SHORTEST_FLAT_S and facts.level > QUIET_DB:
-            what = f"only {facts.spread:.0f} dB between its quiet and its loud parts"
-            yield of_row(FLAT, row, what, badness=-facts.spread)
-
 
 EDGE_S = 3.0
 SILENT_SHARE = 0.8
@@ -192,9 +154,23 @@ MOSTLY = Kind(
 )
 
 
-@check(EDGES, MOSTLY, needs=Needs.AUDIO, place=28)
-def find_silence(material: Material) -> Iterator[Finding]:
+@check(CLIPPED, CUT_OFF, DC_OFFSET, FLAT, EDGES, MOSTLY, place=24)
+def find_bad_recordings(material: Material) -> Iterator[Finding]:
     for row, facts in material.with_facts():
+        if facts.clipped >= CLIPPED_SHARE:
+            what = f"{100 * facts.clipped:.1f} % of its samples are in flat tops"
+            yield of_row(CLIPPED, row, what, badness=facts.clipped)
+        edges = {"begins": facts.first, "ends": facts.last}
+        near = [f"{name} at {level:+.0f} dB" for name, level in edges.items() if level > CUT_OFF_DB]
+        if near and facts.level > LOUD_DB:
+            what = f"it {' and '.join(near)}, compared with its loudest parts"
+            yield of_row(CUT_OFF, row, what, badness=max(edges.values()))
+        if abs(facts.offset) >= OFFSET:
+            what = f"its mean is {facts.offset:+.3f} of full scale"
+            yield of_row(DC_OFFSET, row, what, badness=abs(facts.offset))
+        if row.text and facts.spread < SPREAD_DB and facts.seconds >= SHORTEST_FLAT_S and facts.level > QUIET_DB:
+            what = f"only {facts.spread:.0f} dB between its quiet and its loud parts"
+            yield of_row(FLAT, row, what, badness=-facts.spread)
         if not row.text or facts.level < QUIET_DB:
             continue
         if facts.silent > SILENT_SHARE and facts.seconds > SHORTEST_SILENT_S:

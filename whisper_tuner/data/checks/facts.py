@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,17 +74,12 @@ def measure(path: Path) -> Facts:
         samples, rate = read_channels(path)
     except (TunerError, OSError) as error:
         return Facts(problem=" - ".join(str(error).split("\n  ")))
-    facts = facts_of(samples, rate)
-    return replace(facts, missing_s=round(max(0.0, _stated_s(path) - facts.seconds), 2))
-
-
-def _stated_s(path: Path) -> float:
-    """Return the length that its header states; 0 where that does not say: in an MP3 it is guessed."""
-    try:
+    facts, stated_s = facts_of(samples, rate), 0.0
+    with contextlib.suppress(*REFUSED, OSError):
         info = soundfile.info(path)
-    except (*REFUSED, OSError):
-        return 0.0
-    return 0.0 if info.format == "MP3" or info.frames == UNCOUNTED else info.frames / info.samplerate
+        if info.format != "MP3" and info.frames != UNCOUNTED:  # in an MP3 its length is guessed
+            stated_s = info.frames / info.samplerate
+    return replace(facts, missing_s=round(max(0.0, stated_s - facts.seconds), 2))
 
 
 def facts_of(samples: np.ndarray, rate: int) -> Facts:

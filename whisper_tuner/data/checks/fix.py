@@ -17,9 +17,9 @@ from whisper_tuner.data import importing
 from whisper_tuner.data.checks.finding import Finding, Severity
 from whisper_tuner.data.checks.leaks import LEAKED_TEXT, MANY_LEAKS, SAME_AUDIO, find_duplicate_audio, leaked_texts
 from whisper_tuner.data.checks.material import TEST, Material, Row
-from whisper_tuner.data.checks.repair import repaired
+from whisper_tuner.data.checks.text import repaired
 from whisper_tuner.data.dataset import Sample, write_manifest
-from whisper_tuner.data.formats.encoding import read_text
+from whisper_tuner.data.formats.place import read_text
 from whisper_tuner.data.formats.rows import AS_IT_IS
 from whisper_tuner.data.importing import BLACKLIST, CLIPS, PATCHES
 from whisper_tuner.errors import ConfigError, DataError
@@ -40,7 +40,7 @@ Cuts = Mapping[tuple[str, int], "tuple[Sample, ...] | str"]
 """By part and line: the clips that a row which is too long has become, or why it was not cut."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Change:
     part: str
     line: int
@@ -114,15 +114,24 @@ def fixed(
     parts = Counter(sample_id for _, sample_id in {(row.part, row.sample.id) for row in rows})
     shared_ids = frozenset(sample_id for sample_id, count in parts.items() if count > 1)
     were_cut = {(row.part, row.sample.line): row for row in long if _pieces(cuts, row)}
-    unread = [found for found in findings if found.kind.unusable and not found.id]
-    changes = [_problem(found, cuts) for found in unread if (found.part, found.line) not in were_cut]
-    changes += [_cut(row, _pieces(cuts, row)) for row in were_cut.values()]
+    changes = []
+    for found in findings:
+        place = found.part, found.line
+        if found.kind.unusable and not found.id and place not in were_cut:  # a row that could not be read
+            why = f"{_UNUSABLE}{found.kind.name}: {found.what}"
+            if not_cut := cuts.get(place):
+                why = f"{why}; not cut: {not_cut}"
+            changes.append(Change(*place, "", LEFT_OUT, why))
+    for (part, line), row in were_cut.items():
+        made = _pieces(cuts, row)
+        why = f"too long; now {', '.join(piece.id for piece in made)}"
+        changes.append(Change(part, line, row.sample.id, CUT, why, row.text, " / ".join(piece.text for piece in made)))
     samples: dict[str, list[Sample]] = {part: [] for part in material.manifests}
     for row in rows:
         own = replace(corrections, decided=frozenset()) if row.sample.id in shared_ids else corrections
         place = row.part, row.sample.line
-        kept, made = _decided(row, "" if place in were_cut else reasons.get(place, ""), own)
-        changes += made
+        kept, done = _decided(row, "" if place in were_cut else reasons.get(place, ""), own)
+        changes += done
         samples[row.part] += [kept] if kept else []
     known = {row.sample.id for row in (*rows, *long)}
     return Fixed(
@@ -136,21 +145,24 @@ def fixed(
 
 def _decided(row: Row, reason: str, corrections: Corrections) -> tuple[Sample | None, list[Change]]:
     """Return the sample as it is to be, None if it is left out; and what was done."""
-    sample = row.sample
-    place = {"part": row.part, "line": sample.line, "id": sample.id}
-    made = []
+    sample, made = row.sample, []
+
+    def note(change: str, why: str, before: str = "", after: str = "") -> None:
+        made.append(Change(row.part, sample.line, sample.id, change, why, before, after))
+
     if reason and corrections.has_undone(LEFT_OUT, row) and not reason.startswith(_UNUSABLE):
-        made.append(Change(**place, change=KEPT, why=f"taken out of {BLACKLIST}; {reason}"))
+        note(KEPT, f"taken out of {BLACKLIST}; {reason}")
     elif reason or sample.id in corrections.left_out:
-        return None, [Change(**place, change=LEFT_OUT, why=reason or f"in {BLACKLIST}", before=sample.text)]
+        note(LEFT_OUT, reason or f"in {BLACKLIST}", before=sample.text)
+        return None, made
     text, why = corrections.texts.get(sample.id), f"in {PATCHES}"
     if text is None:
         text, why = (sample.text if row.part == TEST else repaired(sample.text)), MENDED
         if text != sample.text and corrections.has_undone(CHANGED, row):
-            made.append(Change(**place, change=TEXT_KEPT, why=f"taken out of {PATCHES}", before=sample.text))
+            note(TEXT_KEPT, f"taken out of {PATCHES}", before=sample.text)
             text = sample.text
     if text != sample.text:
-        made.append(Change(**place, change=CHANGED, why=why, before=sample.text, after=text))
+        note(CHANGED, why, before=sample.text, after=text)
     return replace(sample.with_text(text), audio=sample.audio.absolute()), made
 
 
@@ -191,24 +203,9 @@ def _reasons(material: Material, findings: Sequence[Finding]) -> tuple[dict[tupl
     return reasons, notes
 
 
-def _problem(found: Finding, cuts: Cuts) -> Change:
-    why = f"{_UNUSABLE}{found.kind.name}: {found.what}"
-    if not_cut := cuts.get((found.part, found.line)):
-        why = f"{why}; not cut: {not_cut}"
-    return Change(part=found.part, line=found.line, id="", change=LEFT_OUT, why=why)
-
-
 def _pieces(cuts: Cuts, row: Row) -> tuple[Sample, ...]:
     found = cuts.get((row.part, row.sample.line), ())
     return () if isinstance(found, str) else found
-
-
-def _cut(row: Row, pieces: Sequence[Sample]) -> Change:
-    why = f"too long; now {', '.join(piece.id for piece in pieces)}"
-    texts = " / ".join(piece.text for piece in pieces)
-    return Change(
-        part=row.part, line=row.sample.line, id=row.sample.id, change=CUT, why=why, before=row.text, after=texts
-    )
 
 
 def write(result: Fixed, folder: Path, corrections: Corrections) -> dict[str, Path]:
@@ -220,7 +217,14 @@ def write(result: Fixed, folder: Path, corrections: Corrections) -> dict[str, Pa
     for part, samples in result.samples.items():
         written[part] = folder / f"{part}.csv"
         write_manifest(written[part].absolute(), samples)
-    write_shared(folder / BLACKLIST, _blacklist(result, corrections), mode=0o600)
+    # The user's own ids first, sorted; then those of now, each below its reason.
+    left_out = [change for change in result.changes if change.change == LEFT_OUT and change.id]
+    lines = sorted(corrections.left_out - {change.id for change in left_out})
+    for change in left_out:
+        remark = f"# {change.part} line {change.line}: {change.why}".replace("\n", " ").replace("\r", " ")
+        shared = change.id in result.shared_ids and change.id not in corrections.left_out
+        lines += [f"{remark} (its id, {change.id}, is also in another part)"] if shared else [remark, change.id]
+    write_shared(folder / BLACKLIST, BLACKLIST_HEAD + "".join(f"{line}\n" for line in lines), mode=0o600)
     texts = dict(corrections.texts)
     for change in result.changes:
         if change.change == CHANGED and change.id not in result.shared_ids:
@@ -229,15 +233,3 @@ def write(result: Fixed, folder: Path, corrections: Corrections) -> dict[str, Pa
     rows = ([getattr(change, column) for column in COLUMNS] for change in result.changes)
     write_table(folder / CHANGES, COLUMNS, rows)
     return written
-
-
-def _blacklist(result: Fixed, corrections: Corrections) -> str:
-    """List the user's own ids first, sorted; then those of now, each below its reason."""
-    left_out = [change for change in result.changes if change.change == LEFT_OUT and change.id]
-    told = {change.id for change in left_out}
-    lines = sorted(corrections.left_out - told)
-    for change in left_out:
-        remark = f"# {change.part} line {change.line}: {change.why}".replace("\n", " ").replace("\r", " ")
-        shared = change.id in result.shared_ids and change.id not in corrections.left_out
-        lines += [f"{remark} (its id, {change.id}, is also in another part)"] if shared else [remark, change.id]
-    return BLACKLIST_HEAD + "".join(f"{line}\n" for line in lines)

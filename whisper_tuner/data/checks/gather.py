@@ -15,8 +15,9 @@ from pathlib import Path
 from whisper_tuner.data.audio import LONG_S
 from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.checks.facts import Facts, measure
-from whisper_tuner.data.checks.material import PARTS, TEST, TRAIN, VALIDATION, Material
+from whisper_tuner.data.checks.material import PARTS, TRAIN, Material
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
+from whisper_tuner.data.formats.place import KIND_OF
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
@@ -30,9 +31,7 @@ KEPT_EVERY = 500  # clips, so that a check that is stopped goes on where it was
 Told = Callable[[int, int], None]
 """Called with (clips done, clips in all)."""
 
-_KIND_OF = dict.fromkeys(("train", "training"), TRAIN) | dict.fromkeys(("test", "eval"), TEST)
-_KIND_OF |= dict.fromkeys(("validation", "valid", "val", "dev"), VALIDATION)
-_KIND = re.compile(rf"(?:^|[-_. ])({'|'.join(_KIND_OF)})$", re.IGNORECASE)
+_KIND = re.compile(rf"(?:^|[-_. ])({'|'.join(KIND_OF)})$", re.IGNORECASE)
 
 
 def read(
@@ -55,7 +54,7 @@ def read(
         )
     finally:
         index.save()
-    if any(row.file for row in (*manifest.samples, *manifest.problems)):
+    if any(sample.file for sample in manifest.samples) or any(problem.file for problem in manifest.problems):
         remedy = f"Run: multimac data import {shlex.quote(str(path))} --out NAME; then check NAME/{kind}.csv."
         raise DataError(f"{path} is not one list of clips", remedy=remedy)
     return manifest
@@ -139,7 +138,7 @@ def parts_of(paths: Sequence[Path]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in dict.fromkeys(paths):
         match = _KIND.search(path.stem)
-        kind = _KIND_OF[match[1].lower()] if match else TRAIN
+        kind = KIND_OF[match[1].lower()] if match else TRAIN
         names = [kind, path.stem, "-".join(path.absolute().with_suffix("").parts[-2:])]
         found[next((name for name in names if name not in found), str(path))] = path
     return {part: found[part] for part in sorted(found, key=lambda part: PARTS.index(part) if part in PARTS else -1)}

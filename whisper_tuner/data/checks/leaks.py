@@ -37,7 +37,9 @@ class Prints:
         bits = int(facts.print or "0", 16)
         for key in _slices(facts):
             for other, row, others in self._by_slice.get(key, ()):
-                if (bits ^ other).bit_count() <= _MOST_BITS and _is_as_long(facts, others):
+                longer = max(facts.sounding_s, others.sounding_s)
+                is_as_long = abs(facts.sounding_s - others.sounding_s) <= max(LENGTH_S, LENGTH_SHARE * longer)
+                if is_as_long and (bits ^ other).bit_count() <= _MOST_BITS:
                     return row
         return None
 
@@ -47,11 +49,6 @@ def _slices(facts: Facts) -> Iterator[tuple[int, int]]:
     bits = int(facts.print or "0", 16)
     for place in range(SLICES if facts.print else 0):
         yield place, bits >> place * _WIDTH & (1 << _WIDTH) - 1
-
-
-def _is_as_long(one: Facts, other: Facts) -> bool:
-    longer = max(one.sounding_s, other.sounding_s)
-    return abs(one.sounding_s - other.sounding_s) <= max(LENGTH_S, LENGTH_SHARE * longer)
 
 
 LEAKED_AUDIO = Kind(
@@ -117,8 +114,8 @@ def find_duplicate_audio(material: Material) -> Iterator[Finding]:
                 continue
             if (other := first.setdefault(facts.digest, row)) is not row:
                 yield of_row(SAME_AUDIO, row, f"the same recording as line {other.sample.line}{_texts(row, other)}")
-            elif other := distinct.like(facts):
-                yield of_row(NEAR_AUDIO, row, f"sounds like line {other.sample.line}{_texts(row, other)}")
+            elif like := distinct.like(facts):
+                yield of_row(NEAR_AUDIO, row, f"sounds like line {like.sample.line}{_texts(row, like)}")
             else:
                 distinct.add(row, facts)
 

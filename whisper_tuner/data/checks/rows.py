@@ -8,7 +8,7 @@ from statistics import median
 
 from whisper_tuner.data.checks.finding import Finding, Kind, Needs, Severity, check, of_row
 from whisper_tuner.data.checks.language import SYLLABIC, main_script
-from whisper_tuner.data.checks.material import TEST, Heard, Material, Row, letters, words
+from whisper_tuner.data.checks.material import TEST, Heard, Material, letters, words
 from whisper_tuner.data.problems import Kind as Problem
 
 _WORDS = {  # kind -> what it means, and what to do
@@ -56,8 +56,9 @@ def find_unusable(material: Material) -> Iterator[Finding]:
             yield Finding(
                 kind=UNUSABLE[found.kind], part=part, manifest=manifest.path, line=found.line, what=found.what
             )
-    limit = material.limit
-    for row in material.rows if limit else ():
+    if (limit := material.limit) is None:
+        return
+    for row in material.rows:
         text, language = row.text, row.sample.language
         if row.part == TEST:  # its texts are not trained on
             continue
@@ -98,7 +99,12 @@ UNUSUAL = Kind(
 
 @check(IMPOSSIBLE, UNUSUAL, place=7)
 def find_wrong_rates(material: Material) -> Iterator[Finding]:
-    rows = [(row, _seconds(material, row)) for row in material.spoken]
+    rows = []
+    for row in material.spoken:  # with the seconds of sound where the audio was decoded, else those of the whole clip
+        facts = material.facts.get(row.sample.audio)
+        is_measured = facts and not facts.problem and facts.sounding_s
+        seconds = min(facts.sounding_s + MARGIN_S, facts.seconds) if facts and is_measured else row.sample.duration_s
+        rows.append((row, seconds))
     rates = [letters(row.text) / seconds for row, seconds in rows if letters(row.text) >= FEWEST_LETTERS]
     usual = median(rates) if len(rates) >= FEWEST_LETTERS else 0.0
     for row, seconds in rows:
@@ -113,14 +119,6 @@ def find_wrong_rates(material: Material) -> Iterator[Finding]:
         elif seconds > LONG_S and rate < max(SLOWEST, usual / TIMES_SLOWER):
             compared = f", usual are {usual:.0f}" if usual else ""
             yield of_row(UNUSUAL, row, f"{told}: {rate:.1f} a second{compared}", badness=usual / max(rate, 0.01))
-
-
-def _seconds(material: Material, row: Row) -> float:
-    """Return the seconds of sound where the audio was decoded, else those of the whole clip."""
-    facts = material.facts.get(row.sample.audio)
-    if facts and not facts.problem and facts.sounding_s:
-        return min(facts.sounding_s + MARGIN_S, facts.seconds)
-    return row.sample.duration_s
 
 
 CER = 0.5  # half of the text: a wrong transcript, or a clip that the model cannot understand

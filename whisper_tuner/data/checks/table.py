@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whisper_tuner.data.checks import audio, language, leaks, rows, sets, text  # noqa: F401  they register their checks
+from whisper_tuner.data.checks import audio, language, leaks, rows, text  # noqa: F401  they register their checks
 from whisper_tuner.data.checks.finding import CHECKS, Finding, Kind, Needs, Severity
 from whisper_tuner.data.checks.material import Material
 

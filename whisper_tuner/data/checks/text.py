@@ -1,13 +1,17 @@
-"""Texts that are no transcript, or that have characters which nobody says."""
+"""Texts that are no transcript, or that have characters which nobody says; and the mends that are certain.
+
+Those are what `--fix` does, and what checks of texts compare with.
+"""
 
 from __future__ import annotations
 
+import html
 import re
+import unicodedata
 from collections.abc import Iterator
 
-from whisper_tuner.data.checks import repair
 from whisper_tuner.data.checks.finding import Finding, Kind, Severity, check, of_row
-from whisper_tuner.data.checks.material import Material, Row, words
+from whisper_tuner.data.checks.material import Material, words
 
 _EMPTY = (
     "n/a n.a. #n/a #name? #ref! #value! nan null nil undefined unknown untitled placeholder todo tbd xxx "
@@ -27,22 +31,17 @@ PLACEHOLDER = Kind(
 @check(PLACEHOLDER, place=8)
 def find_placeholders(material: Material) -> Iterator[Finding]:
     for row in material.spoken:
-        if why := _stands_for_nothing(row):
+        text, audio, why = row.text.strip(), row.sample.audio, ""
+        # Names that nobody says, as clip_0012 and IMG-20, not files that are called by what is said in them.
+        is_made_up = any(char.isdigit() for char in text) and any(char in "-_" or char.isalpha() for char in text)
+        if text.lower() in EMPTY:
+            why = "no transcript"
+        elif FILE.fullmatch(text) or (text in (audio.stem, audio.name, row.sample.id) and is_made_up):
+            why = "the name of a file"
+        elif not words(text):
+            why = "no word"
+        if why:
             yield of_row(PLACEHOLDER, row, f"'{row.text[:60]}' is {why}")
-
-
-def _stands_for_nothing(row: Row) -> str:
-    text, stem = row.text.strip(), row.sample.audio.stem
-    if text.lower() in EMPTY:
-        return "no transcript"
-    if FILE.fullmatch(text) or (text in (stem, row.sample.audio.name, row.sample.id) and _is_made_up(text)):
-        return "the name of a file"
-    return "" if words(text) else "no word"
-
-
-def _is_made_up(name: str) -> bool:
-    """Tell names that nobody says, as clip_0012 and IMG-20, from files that are called by what is said in them."""
-    return any(char.isdigit() for char in name) and any(char in "-_" or char.isalpha() for char in name)
 
 
 SPECIAL = re.compile(r"<\|[^|<>]*\|>")
@@ -132,6 +131,69 @@ def _names_sound(text: str) -> bool:
     return any(word.lower() in SOUNDS for word in words(text))
 
 
+# UTF-8 that was read as Windows-1252 or Latin-1: the first byte of a character, as Ã or â, and those that follow it.
+_MISREAD = re.compile(
+    r"(?<![^\W\d_])?[ÂÃÄÅÎÏÐÑâã][\u0080-\u00bf\u0152\u0153\u0160\u0161\u0178\u017d\u017e\u0192\u02c6\u02dc\u2013-\u203a\u20ac\u2122]{1,2}"
+)
+_TAG = re.compile(r"</?(?:b|i|u|em|strong|br|p|span|font|div|sup|sub|c|v|ruby|rt)(?:\s[^<>]*)?/?>", re.IGNORECASE)
+_ENTITY = re.compile(r"&(?:[a-zA-Z][a-zA-Z0-9]{1,31}|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});")
+# Marks of direction, soft hyphens, byte order marks and the like. Joiners (U+200C, U+200D) are letters in some scripts.
+_INVISIBLE = re.compile(r"[\u00ad\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\ufff9-\ufffb]")
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]")
+_SPACES = re.compile(r"\s+")
+
+
+def composed(text: str) -> str:
+    """Letters with their accents as one character each (NFC)."""
+    return unicodedata.normalize("NFC", text)
+
+
+def without_markup(text: str) -> str:
+    return html.unescape(_TAG.sub(" " if "<br" in text.lower() else "", text)) if has_markup(text) else text
+
+
+def has_markup(text: str) -> str:
+    """The first tag or entity, or ''."""
+    found = _TAG.search(text) or next((one for one in _ENTITY.finditer(text) if html.unescape(one[0]) != one[0]), None)
+    return found[0] if found else ""
+
+
+def without_controls(text: str) -> str:
+    return _INVISIBLE.sub("", _CONTROL.sub("", text))
+
+
+def single_spaced(text: str) -> str:
+    return _SPACES.sub(" ", text).strip()
+
+
+def decoded(text: str) -> str:
+    """Put é for Ã©; leave a text as it is where only some of it can be repaired."""
+    better = probably_decoded(text)
+    return text if better != text and _MISREAD.search(better) else better
+
+
+def probably_decoded(text: str) -> str:
+    """Put é for Ã©; a part that is no UTF-8 when read so stays as it is."""
+    return text if text.isascii() else _MISREAD.sub(_utf8, text)
+
+
+def _utf8(found: re.Match[str]) -> str:
+    before = found.string[found.start() - 1 : found.start()]
+    try:
+        # Windows-1252 leaves five bytes as control characters, and Latin-1 all from 80 to 9F.
+        raw = b"".join(c.encode("latin-1" if "\x80" <= c <= "\x9f" else "cp1252") for c in found[0])
+        read = raw.decode("utf-8")
+    except (UnicodeEncodeError, UnicodeDecodeError):
+        return found[0]
+    # A capital before a closing quote, as in IRMÃ», is more probable than a small letter after capitals.
+    return found[0] if before.isupper() and found[0][1] in "»”’›…" else read
+
+
+def repaired(text: str) -> str:
+    """Mend what is certain: encoding, markup, invisible characters, Unicode form and spaces, in this order."""
+    return single_spaced(composed(without_controls(without_markup(decoded(text)))))
+
+
 MISREAD = Kind(
     name="misread encoding",
     severity=Severity.WARNING,
@@ -139,15 +201,6 @@ MISREAD = Kind(
     remedy="Read the file again as UTF-8. --fix repairs what is certain.",
     repairs=True,
 )
-
-
-@check(MISREAD, place=17)
-def find_misread(material: Material) -> Iterator[Finding]:
-    for row in material.spoken:
-        if (better := repair.probably_decoded(row.text)) != row.text:
-            yield of_row(MISREAD, row, f"probably: {better[:80]}")
-
-
 MARKUP = Kind(
     name="markup",
     severity=Severity.WARNING,
@@ -155,15 +208,6 @@ MARKUP = Kind(
     remedy="--fix replaces entities and removes tags.",
     repairs=True,
 )
-
-
-@check(MARKUP, place=18)
-def find_markup(material: Material) -> Iterator[Finding]:
-    for row in material.spoken:
-        if found := repair.has_markup(row.text):
-            yield of_row(MARKUP, row, f"'{found}'")
-
-
 CONTROLS = Kind(
     name="control characters",
     severity=Severity.WARNING,
@@ -171,16 +215,6 @@ CONTROLS = Kind(
     remedy="--fix removes them.",
     repairs=True,
 )
-
-
-@check(CONTROLS, place=19)
-def find_controls(material: Material) -> Iterator[Finding]:
-    for row in material.spoken:
-        if (better := repair.without_controls(row.text)) != row.text:
-            hidden = sorted({f"U+{ord(char):04X}" for char in set(row.text) - set(better)})
-            yield of_row(CONTROLS, row, f"it has {', '.join(hidden)}")
-
-
 DECOMPOSED = Kind(
     name="decomposed letters",
     severity=Severity.WARNING,
@@ -190,10 +224,17 @@ DECOMPOSED = Kind(
 )
 
 
-@check(DECOMPOSED, place=20)
-def find_decomposed(material: Material) -> Iterator[Finding]:
+@check(MISREAD, MARKUP, CONTROLS, DECOMPOSED, place=17)
+def find_what_can_be_mended(material: Material) -> Iterator[Finding]:
     for row in material.spoken:
-        if not row.text.isascii() and (better := repair.composed(row.text)) != row.text:
+        if (better := probably_decoded(row.text)) != row.text:
+            yield of_row(MISREAD, row, f"probably: {better[:80]}")
+        if found := has_markup(row.text):
+            yield of_row(MARKUP, row, f"'{found}'")
+        if (better := without_controls(row.text)) != row.text:
+            hidden = sorted({f"U+{ord(char):04X}" for char in set(row.text) - set(better)})
+            yield of_row(CONTROLS, row, f"it has {', '.join(hidden)}")
+        if not row.text.isascii() and (better := composed(row.text)) != row.text:
             pieces = sorted(set(row.text) - set(better))
             yield of_row(DECOMPOSED, row, f"it has {', '.join(f'U+{ord(char):04X}' for char in pieces[:4])}")
 
@@ -212,6 +253,6 @@ SPACES = Kind(
 @check(SPACES, place=31)
 def find_odd_whitespace(material: Material) -> Iterator[Finding]:
     for row in material.spoken:
-        if repair.single_spaced(row.text) != row.text:
+        if single_spaced(row.text) != row.text:
             odd = {SPACE_NAMES.get(char, f"U+{ord(char):04X}") for char in row.text if char.isspace() and char != " "}
             yield of_row(SPACES, row, f"it has {' and '.join(sorted(odd)) or 'several spaces in a row'}")

@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from whisper_tuner.data.formats import lists
-from whisper_tuner.data.formats.json_rows import is_row
 from whisper_tuner.data.formats.place import Place, first_line, kind_of_folder
-from whisper_tuner.data.formats.rows import AUDIO_COLUMNS, Part, Parts, Reading, Row, cell
+from whisper_tuner.data.formats.rows import AUDIO_COLUMNS, BadRow, Part, Parts, Reading, Row, cell
 from whisper_tuner.data.formats.table import is_header
 from whisper_tuner.errors import DataError
 
@@ -49,7 +48,7 @@ def _found(place: Place) -> list[Path]:
 
 def _names_files(path: Path) -> bool:
     line = first_line(path)
-    return NAMED_BY in line.lower() and (is_header(line) or is_row(line))
+    return NAMED_BY in line.lower() and (is_header(line) or lists.is_row(line))
 
 
 def _part(path: Path, reading: Reading) -> Part:
@@ -59,25 +58,20 @@ def _part(path: Path, reading: Reading) -> Part:
 
 def _by_first_folder(whole: Part) -> Parts:
     """One list for all parts, told apart by the first folder of each file's name; only if all have one."""
-    kinds = {_kind(whole, row) for row in whole.rows()}
+    kinds = {_kind(row) for row in whole.rows()}
     if None in kinds or "train" not in kinds:
         return {"train": whole}
-    return {
-        str(kind): replace(whole, rows=partial(_of_kind, whole, str(kind)), notes=(*whole.notes, _SPLIT))
-        for kind in sorted(map(str, kinds))
-    }
-
-
-_SPLIT = "its rows belong to train, validation or test by the folder that they name"
+    notes = (*whole.notes, "its rows belong to train, validation or test by the folder that they name")
+    return {kind: replace(whole, rows=partial(_of_kind, whole, kind), notes=notes) for kind in sorted(map(str, kinds))}
 
 
 def _of_kind(whole: Part, kind: str) -> Iterator[Row]:
-    return (row for row in whole.rows() if _kind(whole, row) == kind)
+    return (row for row in whole.rows() if _kind(row) == kind)
 
 
-def _kind(whole: Part, row: Row) -> str | None:
+def _kind(row: Row) -> str | None:
     """Return the part of a row; one that cannot be read goes to train, where it is listed as left out."""
-    if not isinstance(row.cells, dict):
+    if isinstance(row.cells, BadRow):
         return "train"
     name = str(row.cells.get(NAMED_BY) or cell(row.cells, AUDIO_COLUMNS))
     first, slash, _ = name.replace("\\", "/").partition("/")

@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from whisper_tuner.data.formats.encoding import read_text
-from whisper_tuner.data.formats.place import Place, first_line
+from whisper_tuner.data.formats.place import Place, first_line, read_text
 from whisper_tuner.data.formats.rows import BadRow, Part, Parts, Reading, Row
 from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
@@ -29,18 +28,24 @@ def parts(place: Place, reading: Reading) -> Parts:
     """Raises DataError."""
     if place.is_file:
         return {"train": _part(place.path, reading)}
-    folder = _language_folder(place)
+    folder = place.path
+    if not any(map(_is_ours, place.at_top(".tsv"))):
+        folder, *others = _languages(place)
+        if others:
+            names = ", ".join(path.name for path in (folder, *others))
+            raise DataError(f"{place.path} has several languages: {names}", remedy="Name the folder of one of them.")
     found = {kind: folder / name for kind, name in FILES.items() if (folder / name).is_file()}
-    note = f"there is no {FILES['train']}: {ALL} is used, of which there are no parts"
     if "train" not in found:
         if not (folder / ALL).is_file():
             raise DataError(f"{folder} has neither {FILES['train']} nor {ALL}", remedy="Name one of its TSV files.")
+        note = f"there is no {FILES['train']}: {ALL} is used, of which there are no parts"
         return {"train": replace(_part(folder / ALL, reading), notes=(note,))}
     return {kind: _part(path, reading) for kind, path in found.items()}
 
 
 def _part(path: Path, reading: Reading) -> Part:
     text, encoding, notes = read_text(path, reading)
+    first = next(_rows("\n".join(text.split("\n", 2)[:2])), None)
     header = [name.strip().lower() for name in text.partition("\n")[0].split("\t")]
     told = Reading(audio_column=reading.audio_column or "path", text_column=reading.text_column or "sentence")
     used = {told.audio_column, told.text_column, "client_id"}
@@ -59,14 +64,9 @@ def _part(path: Path, reading: Reading) -> Part:
             "other columns": ", ".join(name for name in header if name not in used) or "none",
         },
         notes=tuple(notes),
-        language=_locale(text),
+        # Of the first row, such as zh-CN.
+        language=str(first.cells.get("locale", "")) if first and not isinstance(first.cells, BadRow) else "",
     )
-
-
-def _locale(text: str) -> str:
-    """Return the locale of the first row, such as zh-CN."""
-    first = next(_rows("\n".join(text.split("\n", 2)[:2])), None)
-    return str(first.cells.get("locale", "")) if first and not isinstance(first.cells, BadRow) else ""
 
 
 def _rows(text: str) -> Iterator[Row]:
@@ -101,13 +101,3 @@ def _languages(place: Place) -> list[Path]:
         return []
     below = sorted(path for path in place.path.iterdir() if path.is_dir() and not path.name.startswith("."))
     return [path for path in below if any(map(_is_ours, Place(path).at_top(".tsv")))]
-
-
-def _language_folder(place: Place) -> Path:
-    if any(map(_is_ours, place.at_top(".tsv"))):
-        return place.path
-    found = _languages(place)
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        raise DataError(f"{place.path} has several languages: {names}", remedy="Name the folder of one of them.")
-    return found[0]

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from whisper_tuner.data.formats.encoding import read_text
-from whisper_tuner.data.formats.place import Place, by_kind
+from whisper_tuner.data.formats.place import Place, by_kind, read_text
 from whisper_tuner.data.formats.rows import BadRow, Part, Parts, Reading, Row
 from whisper_tuner.data.problems import Kind
 
@@ -27,14 +26,13 @@ def parts(place: Place, reading: Reading) -> Parts:
     kinds, others = by_kind(lists)
     if "train" not in kinds:
         return {"train": _part(place.path, lists, place.path, reading)}
-    left = tuple({f"{file.parts[0]} is no part, and not used": None for file in others})
-    return {kind: _subsets(place.path, files, reading, left) for kind, files in kinds.items()}
-
-
-def _subsets(root: Path, lists: Sequence[PurePosixPath], reading: Reading, notes: tuple[str, ...]) -> Part:
-    names = list(dict.fromkeys(file.parts[0] for file in lists))
-    path = root / names[0] if len(names) == 1 else root
-    return _part(root, lists, path, reading, {"subsets": ", ".join(names)}, notes)
+    notes = tuple({f"{file.parts[0]} is no part, and not used": None for file in others})
+    found = {}
+    for kind, files in kinds.items():
+        names = list(dict.fromkeys(file.parts[0] for file in files))
+        path = place.path / names[0] if len(names) == 1 else place.path
+        found[kind] = _part(place.path, files, path, reading, {"subsets": ", ".join(names)}, notes)
+    return found
 
 
 def _part(
@@ -60,17 +58,14 @@ def _rows(root: Path, lists: Sequence[PurePosixPath], reading: Reading) -> Itera
         text, _, _ = read_text(root / file, reading)
         for number, line in enumerate(text.splitlines(), 1):
             utterance, _, words = line.strip().partition(" ")
+            speaker, dash, _ = utterance.partition("-")
             if not utterance:
                 continue
-            speaker, dash, _ = utterance.partition("-")
             if not dash:
                 what = f"no utterance such as 84-121123-0000 at its beginning: {line.strip()[:40]}"
                 yield Row(number, BadRow(Kind.COLUMNS, what), str(file))
                 continue
-            cells = {"id": utterance, "audio": _audio(root, file, utterance), "text": words, "speaker": speaker}
-            yield Row(number, cells, str(file))
-
-
-def _audio(root: Path, file: PurePosixPath, utterance: str) -> str:
-    flac = file.parent / f"{utterance}.flac"
-    return str(flac if (root / flac).is_file() else file.parent / utterance)  # some have converted it
+            audio = file.parent / f"{utterance}.flac"
+            if not (root / audio).is_file():  # some have converted it
+                audio = file.parent / utterance
+            yield Row(number, {"id": utterance, "audio": str(audio), "text": words, "speaker": speaker}, str(file))

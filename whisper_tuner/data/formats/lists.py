@@ -1,25 +1,34 @@
-"""Manifests: one file, or a folder that has one for each part (train.csv, dev.csv, test.csv)."""
+"""Manifests: one file, or a folder that has one for each part (train.csv, dev.csv, test.csv).
+
+A file is a table, or JSON: one object a line, as NeMo's manifests are, or one list of objects.
+"""
 
 from __future__ import annotations
 
+import io
+import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from whisper_tuner.data.formats import json_rows, subtitles, table
-from whisper_tuner.data.formats.encoding import read_text
-from whisper_tuner.data.formats.place import KIND_OF, Place, first_line
-from whisper_tuner.data.formats.rows import Part, Parts, Reading
+from whisper_tuner.data.formats import subtitles, table
+from whisper_tuner.data.formats.place import KIND_OF, Place, first_line, read_text
+from whisper_tuner.data.formats.rows import USUAL_FOLDERS, BadRow, Cells, Part, Parts, Reading, Row, check_columns
+from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
+from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import AUDIO_SUFFIXES
 
-SUFFIXES = (".csv", ".tsv", *json_rows.SUFFIXES)
+JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
+SUFFIXES = (".csv", ".tsv", *JSON_SUFFIXES)
 STEM = re.compile(rf"(.*?)[-_. ]?({'|'.join(KIND_OF)})", re.IGNORECASE)
+LIST = re.compile(r"\s*\[\s*[{\]]")
 
 
 def recognises(place: Place) -> bool:
     if place.is_folder:
-        return bool(_lists(place))
+        return any(map(is_list, place.at_top(*SUFFIXES)))
     return place.path.suffix.lower() not in (*AUDIO_SUFFIXES, *subtitles.SUFFIXES)
 
 
@@ -27,12 +36,14 @@ def parts(place: Place, reading: Reading) -> Parts:
     """Raises DataError."""
     if not place.is_folder:
         return {"train": part(place.path, reading)}
-    found = _lists(place)
-    grouped = kinds(found)
-    if "train" not in grouped and len(found) > 1:
-        names = ", ".join(path.name for path in found)
-        raise DataError(f"{place.path} has several lists: {names}", remedy="Name one of these files.")
-    chosen = grouped if "train" in grouped else {"train": found[0]}
+    found = [path for path in place.at_top(*SUFFIXES) if is_list(path)]
+    # Those whose whole name says which part they are; of several for one kind the first.
+    chosen = {KIND_OF[path.stem.lower()]: path for path in reversed(found) if path.stem.lower() in KIND_OF}
+    if "train" not in chosen:
+        if len(found) > 1:
+            names = ", ".join(path.name for path in found)
+            raise DataError(f"{place.path} has several lists: {names}", remedy="Name one of these files.")
+        chosen = {"train": found[0]}
     read = {kind: part(path, reading) for kind, path in chosen.items()}
     left = (path.name for path in found if path not in chosen.values())
     notes = (f"{name} is no part, or not the first of its kind, and not used: rename the one you mean" for name in left)
@@ -40,22 +51,87 @@ def parts(place: Place, reading: Reading) -> Parts:
 
 
 def part(path: Path, reading: Reading) -> Part:
-    """Raises DataError."""
+    """Raises DataError for a file that cannot be read, or whose rows have no audio and text."""
     text, encoding, notes = read_text(path, reading)
-    is_json = path.suffix.lower() in json_rows.SUFFIXES or text.lstrip()[:1] in ("{", "[")
-    return (json_rows if is_json else table).part_of(path, text, encoding, notes, reading)
+    if path.suffix.lower() not in JSON_SUFFIXES and text.lstrip()[:1] not in ("{", "["):
+        return table.part_of(path, text, encoding, notes, reading)
+    in_list = LIST.match(text) is not None
+    rows = _listed if in_list else _lines
+    names, odd = [], ""  # the keys of the first object; without one, what is wrong with the first row
+    for row in rows(path, text):
+        if not isinstance(row.cells, BadRow):
+            names, odd = list(row.cells), ""
+            break
+        odd = odd or str(row.cells)
+    check_columns(path, names, reading, odd)
+    return Part(
+        path=path,
+        layout=f"json ({'one list' if in_list else 'one object a line'})",
+        rows=lambda: rows(path, text),
+        folder=path.parent,
+        beside=tuple(path.parent / name for name in USUAL_FOLDERS),
+        reading=reading,
+        facts={"encoding": encoding, "keys": ", ".join(names)},
+        notes=tuple(notes),
+    )
 
 
 def is_list(path: Path) -> bool:
     """Tell if a file's first line names an audio and a text column."""
     line = first_line(path)
-    return json_rows.is_row(line) if path.suffix.lower() in json_rows.SUFFIXES else table.is_header(line)
+    return is_row(line) if path.suffix.lower() in JSON_SUFFIXES else table.is_header(line)
 
 
-def kinds(paths: list[Path]) -> dict[str, Path]:
-    """Sort the files whose whole name says which part they are by kind."""
-    return {KIND_OF[path.stem.lower()]: path for path in reversed(paths) if path.stem.lower() in KIND_OF}
+def is_row(line: str) -> bool:
+    """Tell if a line is an object with an audio and a text key."""
+    row = _row(line.strip())
+    return not isinstance(row, BadRow) and table.names_both(list(row), Reading())
 
 
-def _lists(place: Place) -> list[Path]:
-    return [path for path in place.at_top(*SUFFIXES) if is_list(path)]
+def _lines(path: Path, text: str) -> Iterator[Row]:
+    for number, line in enumerate(io.StringIO(text), start=1):
+        if line.strip():
+            yield Row(number, _row(line.strip()))
+
+
+def _row(line: str) -> Cells | BadRow:
+    try:
+        return _cells(parse_json(line))
+    except json.JSONDecodeError as error:
+        return BadRow(Kind.COLUMNS, f"not JSON: {error.msg} at column {error.colno}")
+    except ValueError as error:
+        return BadRow(Kind.COLUMNS, f"not JSON: {error}")
+
+
+def _cells(row: object) -> Cells | BadRow:
+    if not isinstance(row, dict):
+        return BadRow(Kind.COLUMNS, "not a JSON object")
+    return {name.lower(): value for name, value in row.items()}
+
+
+def _listed(path: Path, text: str) -> Iterator[Row]:
+    """Raises DataError where the list breaks off: nobody can tell where its next object would begin."""
+    decoder, line, before = json.JSONDecoder(), 1, 0
+    at = text.index("[") + 1
+    while True:
+        at = _skip(text, at, " \t\r\n,")
+        if text[at : at + 1] == "]":
+            if (after := _skip(text, at + 1, " \t\r\n")) < len(text):
+                where = line + text.count("\n", before, after)
+                raise DataError(f"{path} line {where}: more text after its list", remedy="Remove it.")
+            return
+        line, before = line + text.count("\n", before, at), at
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            reason = getattr(error, "msg", "") or "brackets nested too deeply, or a number of too many digits"
+            where = line + text.count("\n", before, getattr(error, "pos", before))
+            remedy = "Mend its list, or write one object a line."
+            raise DataError(f"{path} line {where}: not JSON: {reason}", remedy=remedy) from None
+        yield Row(line, _cells(value))
+
+
+def _skip(text: str, at: int, what: str) -> int:
+    while at < len(text) and text[at] in what:
+        at += 1
+    return at

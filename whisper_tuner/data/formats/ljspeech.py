@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
-from whisper_tuner.data.formats.encoding import read_text
-from whisper_tuner.data.formats.place import Place, first_line
+from whisper_tuner.data.formats.place import Place, first_line, read_text
 from whisper_tuner.data.formats.rows import BadRow, Part, Parts, Reading, Row
 from whisper_tuner.data.formats.table import is_header
 from whisper_tuner.data.problems import Kind
@@ -19,7 +17,7 @@ BOTH = "column 3 is the text, where numbers are words; column 2, as it is printe
 
 
 def recognises(place: Place) -> bool:
-    path = _list(place)
+    path = place.path / LIST if place.is_folder else place.path
     line = first_line(path)
     id_alone = "." not in line.partition("|")[0]  # else it is a table, which names files
     has_bars = line.count("|") + 1 in WIDTHS and not is_header(line)
@@ -28,7 +26,7 @@ def recognises(place: Place) -> bool:
 
 def parts(place: Place, reading: Reading) -> Parts:
     """Raises DataError."""
-    path = _list(place)
+    path = place.path / LIST if place.is_folder else place.path
     text, encoding, notes = read_text(path, reading)
     width = first_line(path).count("|") + 1
     told = reading.text_column or str(width)
@@ -46,10 +44,6 @@ def parts(place: Place, reading: Reading) -> Parts:
     return {"train": part}
 
 
-def _list(place: Place) -> Path:
-    return place.path / LIST if place.is_folder else place.path
-
-
 def _rows(text: str, width: int, column: int) -> Iterator[Row]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -58,5 +52,4 @@ def _rows(text: str, width: int, column: int) -> Iterator[Row]:
         if len(cells) != width:
             yield Row(number, BadRow(Kind.COLUMNS, f"{len(cells)} fields, but {width} columns: {line.strip()[:60]}"))
         else:
-            name = cells[0]
-            yield Row(number, {"id": name, "audio": name, "text": cells[column]})
+            yield Row(number, {"id": cells[0], "audio": cells[0], "text": cells[column]})

@@ -1,16 +1,22 @@
-"""Rows of a data set: named cells, or why there are none; the names that columns go by; what a user says about them."""
+"""Rows of a data set: named cells, or why there are none; the columns' names, and the audio that a name means.
+
+What a user says about them is a Reading; a list of rows that trains, validates or tests is a Part.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
-from whisper_tuner.paths import is_file
+from whisper_tuner.paths import AUDIO_SUFFIXES, expanded, is_file
 from whisper_tuner.text import is_unicode
 
 AUDIO_COLUMNS = (
@@ -24,8 +30,9 @@ ID_COLUMNS = ("id",)
 LANGUAGE_COLUMNS = ("language",)
 SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
 TIMED_COLUMNS = ("timed_text",)
+USUAL_FOLDERS = ("clips", "wavs", "audio")  # where data sets keep audio that they name without its folder
 
-Cells = dict[str, object]
+Cells = Mapping[str, object]
 """By lower-case column name. An audio cell may be a dict of `bytes` and `path`, as the datasets library has it."""
 
 
@@ -65,6 +72,92 @@ class Bounds:
         if not self.hold(path):
             raise BadRow(Kind.NO_AUDIO, f"{path} lies outside of its data set")
         return path
+
+
+class AudioNames:
+    """Finds audio by name, in the first of `folders` that has it, and within `bounds` if there are any.
+
+    changed: how many names were not the file's own, and in what.
+    """
+
+    def __init__(self, folders: Sequence[Path], bounds: Bounds | None = None):
+        self._folders, self._bounds = folders, bounds
+        self._listed: dict[Path, _Listing] = {}
+        self.changed: Counter[str] = Counter()
+
+    def find(self, name: str) -> Path:
+        """The file; for one that is not there, where it should be.
+
+        Raises BadRow for a name that means several, or a file out of bounds.
+        """
+        found = self._folders[0] / expanded(name)
+        if not is_file(found):
+            found = self._respelled(name) or found
+        return self._bounds.check(found) if self._bounds else found
+
+    def exists(self, name: str) -> bool:
+        try:
+            return bool(name) and is_file(self.find(name))
+        except BadRow:
+            return True
+
+    def _respelled(self, name: str) -> Path | None:
+        spelled, found = expanded(name.replace("\\", "/")), None
+        for folder in self._folders:
+            with contextlib.suppress(OSError, ValueError):  # a name that no disk takes
+                place = folder / spelled
+                if parent := self._folder(place.parent):
+                    if parent not in self._listed:
+                        self._listed[parent] = _Listing(parent)
+                    found = self._listed[parent].find(place.name)
+            if found:
+                break
+        else:
+            return None
+        if "\\" in name:
+            self.changed["with backslashes"] += 1
+        if folder != self._folders[0]:
+            self.changed[f"in {folder.name}/"] += 1
+        if spelled.name != found.name:
+            same = unicodedata.normalize("NFC", spelled.name) == unicodedata.normalize("NFC", found.name)
+            self.changed["in another form of Unicode" if same else f"without {found.suffix}"] += 1
+        return found
+
+    def _folder(self, path: Path) -> Path | None:
+        """The folder itself, or the one whose name is the same in another form of Unicode."""
+        if path.is_dir():
+            return path
+        if path.name in ("", "..") or not (parent := self._folder(path.parent)):
+            return None
+        wanted = unicodedata.normalize("NFC", path.name)
+        names = (entry.name for entry in os.scandir(parent) if entry.is_dir())
+        return next((parent / name for name in names if unicodedata.normalize("NFC", name) == wanted), None)
+
+
+class _Listing:
+    """The files of one folder, by name and by name without extension, in NFC."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._names: dict[str, str] = {}
+        self._stems: dict[str, list[str]] = {}
+        for entry in os.scandir(folder):
+            name = unicodedata.normalize("NFC", entry.name)
+            self._names[name] = entry.name
+            stem, dot, suffix = name.rpartition(".")
+            if (dot + suffix).lower() in AUDIO_SUFFIXES:
+                self._stems.setdefault(stem, []).append(entry.name)
+
+    def find(self, name: str) -> Path | None:
+        wanted = unicodedata.normalize("NFC", name)
+        if own := self._names.get(wanted):
+            path = self._folder / own
+            if is_file(path):
+                return path
+        several = sorted(self._stems.get(wanted, []))
+        if len(several) > 1:
+            raise BadRow(Kind.NO_AUDIO, f"{name} may be {' or '.join(several)}: write its extension")
+        return self._folder / several[0] if several else None
 
 
 class Row(NamedTuple):
@@ -156,16 +249,23 @@ def _text(name: str, value: object) -> str:
     return text
 
 
-def check_columns(path: Path, names: list[str], reading: Reading, as_read: str = "") -> None:
+def check_columns(path: Path, names: Sequence[str], reading: Reading, as_read: str = "") -> None:
     """Raises DataError unless there is an audio and a text column among them."""
-    for what, accepted in (("audio", reading.audio_names), ("text", reading.text_names)):
+    for accepted in (reading.audio_names, reading.text_names):
         if not any(name in accepted for name in names):
-            found = ", ".join(names) or "nothing"
-            said = f" {accepted[0]!r}" if getattr(reading, f"{what}_column") else ""
-            read = f"; line 1 was read as: {as_read}" if as_read else ""
-            example = next((name for name in names if name), "NAME")
-            raise DataError(
-                f"{path} has no {what} column{said}; found: {found}{read}",
-                remedy=f"Name it one of {', '.join(accepted if not said else names)}, or say which it is: "
-                f"{what}_column = {example} in the dataset's section, --{what}-column {example} for an import.",
-            )
+            raise no_column(path, names, reading, as_read)
+
+
+def no_column(path: Path, names: Sequence[str], reading: Reading, as_read: str) -> DataError:
+    """Say that there is no audio column among these, or no text column. as_read: how line 1 was read."""
+    has_audio = any(name in reading.audio_names for name in names)
+    what, accepted = ("text", reading.text_names) if has_audio else ("audio", reading.audio_names)
+    said = f" {accepted[0]!r}" if getattr(reading, f"{what}_column") else ""
+    read = f"; line 1 was read as: {as_read}" if as_read else ""
+    found = ", ".join(names) or "nothing"
+    example = next((name for name in names if name), "NAME")
+    return DataError(
+        f"{path} has no {what} column{said}; found: {found}{read}",
+        remedy=f"Name it one of {', '.join(accepted if not said else names)}, or say which it is: "
+        f"{what}_column = {example} in the dataset's section, --{what}-column {example} for an import.",
+    )

@@ -34,7 +34,10 @@ def recognises(place: Place) -> bool:
 
 def parts(place: Place, reading: Reading) -> Parts:
     """Raises DataError, or MissingProgram without the library."""
-    library = _library(place.path)
+    if importlib.util.find_spec(LIBRARY) is None:
+        what = f"{place.path}" if place.path.exists() else f"there is no {place.path} here; an id on the hub"
+        raise MissingProgram(f"{what} is read by the library {LIBRARY}, which is not installed", remedy=INSTALL)
+    library = importlib.import_module(LIBRARY)
     try:
         opened = _opened(library, place)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -57,13 +60,6 @@ def parts(place: Place, reading: Reading) -> Parts:
         kind: replace(_part(library, place.path, split, opened[split], reading, left), beside=_folders(place, split))
         for kind, split in kinds.items()
     }
-
-
-def _library(path: Path) -> Any:
-    if importlib.util.find_spec(LIBRARY) is None:
-        what = f"{path}" if path.exists() else f"there is no {path} here; an id on the hub"
-        raise MissingProgram(f"{what} is read by the library {LIBRARY}, which is not installed", remedy=INSTALL)
-    return importlib.import_module(LIBRARY)
 
 
 def _opened(library: Any, place: Place) -> Mapping[str, Opened]:

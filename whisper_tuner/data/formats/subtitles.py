@@ -1,24 +1,24 @@
-"""Long recordings with subtitles beside them (talk.mp4, talk.srt or talk.vtt), cut at cues into clips of up to 30 s."""
+"""Long recordings with subtitles beside them (talk.mp4, talk.srt or talk.vtt), cut at cues into clips of up to 30 s.
+
+Another kind of text with times needs a line in READERS, and a function that gives its cues.
+"""
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from whisper_tuner.data.formats.encoding import read_text
-from whisper_tuner.data.formats.pairs import in_folders
-from whisper_tuner.data.formats.place import Place
+from whisper_tuner.data.formats.place import Place, parts_by_folder, read_text
 from whisper_tuner.data.formats.rows import BadRow, Part, Parts, Reading, Row
 from whisper_tuner.data.problems import Kind
 from whisper_tuner.data.timed_text import Said, timed_text_of, without_overlaps
 from whisper_tuner.errors import DataError
 from whisper_tuner.paths import AUDIO_SUFFIXES
 
-SUFFIXES = (".srt", ".vtt")
 LONGEST_S = 30.0  # what Whisper hears at once
 LONGEST_GAP_S = 1.0  # in a longer one something may be said that no cue has
 TIME = r"(?:(\d+):)?(\d{1,2}):(\d{1,2})[.,](\d{1,3})"
@@ -30,42 +30,12 @@ WHY_CUT = "its clips are parts of long recordings"
 
 @dataclass(frozen=True)
 class Cue:
-    """Seconds, the lines of text, and where they stand in the file. parts: the cues that this one was made of."""
+    """Seconds, the lines of text, and where they stand in the file."""
 
     start: float
     end: float
     lines: tuple[str, ...]
     line: int
-    parts: tuple[Cue, ...] = ()
-
-    @property
-    def text(self) -> str:
-        return " ".join(self.lines)
-
-    @property
-    def timed_text(self) -> str:
-        """Return the times within a joined clip; "" where there is one part, whose times are the clip's."""
-        said = [Said(part.start - self.start, part.end - self.start, part.text) for part in self.parts]
-        parts = [*without_overlaps(said)]
-        return timed_text_of(parts) if len(parts) > 1 else ""
-
-
-def recognises(place: Place) -> bool:
-    if place.is_file:
-        suffix = place.path.suffix.lower()
-        return suffix in SUFFIXES or (suffix in AUDIO_SUFFIXES and bool(_beside(place.path)))
-    audio = {file.with_suffix("") for file in place.files if file.suffix.lower() in AUDIO_SUFFIXES}
-    return any(_recording(file, audio) for file in place.files if file.suffix.lower() in SUFFIXES)
-
-
-def parts(place: Place, reading: Reading) -> Parts:
-    if place.is_file:
-        path, stem = place.path, _stem_of(place.path)
-        same = [file for file in sorted(path.parent.iterdir()) if file.name.startswith(f"{stem}.") and file.is_file()]
-        names = [PurePosixPath(file.name) for file in same if file == path or _other_half(path, file)]
-        return {"train": _part(path.parent, path, names, reading)}
-    ours = [file for file in place.files if file.suffix.lower() in (*AUDIO_SUFFIXES, *SUFFIXES)]
-    return in_folders(place, ours, partial(_part, place.path), reading)
 
 
 def cues(text: str) -> Iterator[Cue | tuple[int, BadRow]]:
@@ -81,65 +51,34 @@ def cues(text: str) -> Iterator[Cue | tuple[int, BadRow]]:
         at += 1
 
 
-def joined(found: Sequence[Cue]) -> Iterator[Cue]:
-    """Neighbours as one, up to LONGEST_S, unless they are far apart."""
-    group: list[Cue] = []
-    for cue in found:
-        if group and (cue.end - group[0].start > LONGEST_S or cue.start - group[-1].end > LONGEST_GAP_S):
-            yield _one(group)
-            group = []
-        group.append(cue)
-    if group:
-        yield _one(group)
+READERS: dict[str, Callable[[str], Iterator[Cue | tuple[int, BadRow]]]] = {".srt": cues, ".vtt": cues}
+SUFFIXES = tuple(READERS)
 
 
-def _one(group: Sequence[Cue]) -> Cue:
-    lines = tuple(line for cue in group for line in cue.lines)
-    return Cue(group[0].start, max(cue.end for cue in group), lines, group[0].line, tuple(group))
+def recognises(place: Place) -> bool:
+    if not place.is_file:
+        audio = {file.with_suffix("") for file in place.files if file.suffix.lower() in AUDIO_SUFFIXES}
+        return any(_recording(file, audio) for file in place.files if file.suffix.lower() in SUFFIXES)
+    if (suffix := place.path.suffix.lower()) not in AUDIO_SUFFIXES:
+        return suffix in SUFFIXES
+    beside = (PurePosixPath(path.name) for path in place.path.parent.iterdir() if path.suffix.lower() in SUFFIXES)
+    return any(_recording(name, {PurePosixPath(place.path.stem)}) for name in beside)
 
 
-def _cue(block: list[str], first: int) -> Iterator[Cue | tuple[int, BadRow]]:
-    place = next((number for number, line in enumerate(block[:2]) if "-->" in line), None)
-    if place is None:
-        header = first == 1 and block[0].lstrip("\ufeff").startswith("WEBVTT")
-        if not (header or block[0].startswith(NO_CUES) or (block == [block[0]] and block[0].strip().isdigit())):
-            numbered = len(block) > 1 and block[0].strip().isdigit()
-            line = first + numbered
-            yield line, BadRow(Kind.COLUMNS, f"no times of a cue: {block[numbered].strip()[:60]}")
-        return
-    line = first + place
-    if not (match := TIMES.fullmatch(block[place])):
-        yield line, BadRow(Kind.COLUMNS, f"not the times of a cue: {block[place].strip()[:60]}")
-        return
-    start, end = _seconds(match.groups()[:4]), _seconds(match.groups()[4:])
-    words = (" ".join(html.unescape(MARKUP.sub("", text)).split()) for text in block[place + 1 :])
-    spoken = tuple(text for text in words if text)
-    if end <= start:
-        yield line, BadRow(Kind.DURATION, f"a cue that ends before it begins: {block[place].strip()[:60]}")
-    elif spoken:
-        yield Cue(start, end, spoken, line)
+def parts(place: Place, reading: Reading) -> Parts:
+    if not place.is_file:
+        ours = [file for file in place.files if file.suffix.lower() in (*AUDIO_SUFFIXES, *SUFFIXES)]
+        return parts_by_folder(place, ours, partial(_part, place.path, reading))
+    path, is_text = place.path, place.path.suffix.lower() in SUFFIXES
+    stem, wanted = path.stem, AUDIO_SUFFIXES if is_text else SUFFIXES
+    if is_text and not any(path.with_suffix(suffix).is_file() for suffix in AUDIO_SUFFIXES):
+        stem = Path(stem).stem  # of talk.en.srt
+    same = [file for file in sorted(path.parent.iterdir()) if file.name.startswith(f"{stem}.") and file.is_file()]
+    names = [PurePosixPath(file.name) for file in same if file == path or file.suffix.lower() in wanted]
+    return {"train": _part(path.parent, reading, path, names)}
 
 
-def _seconds(parts: tuple[str | None, ...]) -> float:
-    hours, minutes, seconds, fraction = (part or "0" for part in parts)
-    return int(hours) * 3600 + int(minutes) * 60 + int(seconds) + int(fraction.ljust(3, "0")) / 1000
-
-
-def _without_rolling(found: Sequence[Cue]) -> list[Cue]:
-    """YouTube's own captions show each line twice, as it is said and above the next one: the first time counts."""
-    kept: list[Cue] = []
-    before: tuple[str, ...] = ()
-    for cue in found:
-        lines = cue.lines
-        if kept and lines[0] == before[-1] and cue.start - kept[-1].end <= LONGEST_GAP_S:
-            lines = lines[1:]
-        before = cue.lines
-        if lines:
-            kept.append(Cue(cue.start, cue.end, lines, cue.line))
-    return kept
-
-
-def _part(root: Path, path: Path, files: Sequence[PurePosixPath], reading: Reading) -> Part:
+def _part(root: Path, reading: Reading, path: Path, files: Sequence[PurePosixPath]) -> Part:
     texts = sum(file.suffix.lower() in SUFFIXES for file in files)
     return Part(
         path=path,
@@ -170,7 +109,15 @@ def _rows(root: Path, files: Sequence[PurePosixPath], reading: Reading) -> Itera
         yield from _rows_of(root, audio, texts[name], reading)
 
 
-def _rows_of(root: Path, audio: list, texts: list, reading: Reading) -> Iterator[Row]:
+def _recording(text: PurePosixPath, recordings: Container[PurePosixPath]) -> PurePosixPath | None:
+    """talk.srt and talk.en.srt both belong to talk.mp4."""
+    whole = text.with_suffix("")
+    return next((name for name in (whole, whole.with_suffix("")) if name in recordings), None)
+
+
+def _rows_of(
+    root: Path, audio: Sequence[PurePosixPath], texts: Sequence[PurePosixPath], reading: Reading
+) -> Iterator[Row]:
     file = str((texts or audio)[0])
     if not texts:
         yield Row(1, BadRow(Kind.NO_TEXT, "there are no subtitles of this name beside it"), file)
@@ -184,46 +131,75 @@ def _rows_of(root: Path, audio: list, texts: list, reading: Reading) -> Iterator
     except DataError as error:
         yield Row(1, BadRow(Kind.NO_TEXT, " ".join(str(error).split())), file)
         return
-    found = list(cues(text))
+    found = list(READERS[texts[0].suffix.lower()](text))
     yield from (Row(one[0], one[1], file) for one in found if isinstance(one, tuple))
-    good = [one for one in found if isinstance(one, Cue)]
     if not found:
         yield Row(1, BadRow(Kind.NO_TEXT, "there is no cue in it"), file)
     stem = audio[0].with_suffix("")
-    for cue in joined(_without_rolling(sorted(good, key=lambda cue: cue.start))):
-        yield Row(
-            cue.line,
-            {
-                "id": f"{stem}-{round(cue.start * 1000):08d}",
-                "audio": str(audio[0]),
-                "offset": cue.start,
-                "duration": round(cue.end - cue.start, 3),
-                "text": cue.text,
-                "timed_text": cue.timed_text,
-            },
-            file,
-        )
+    for group in _joined(_without_rolling([one for one in found if isinstance(one, Cue)])):
+        start, end = group[0].start, max(cue.end for cue in group)
+        said = [Said(cue.start - start, cue.end - start, " ".join(cue.lines)) for cue in group]
+        apart = [*without_overlaps(said)]  # times within the clip; those of one part would be the clip's
+        cells = {
+            "id": f"{stem}-{round(start * 1000):08d}",
+            "audio": str(audio[0]),
+            "offset": start,
+            "duration": round(end - start, 3),
+            "text": " ".join(one.text for one in said),
+            "timed_text": timed_text_of(apart) if len(apart) > 1 else "",
+        }
+        yield Row(group[0].line, cells, file)
 
 
-def _recording(text: PurePosixPath, recordings) -> PurePosixPath | None:
-    """talk.srt and talk.en.srt both belong to talk.mp4."""
-    whole = text.with_suffix("")
-    return next((name for name in (whole, whole.with_suffix("")) if name in recordings), None)
+def _without_rolling(found: Sequence[Cue]) -> list[Cue]:
+    """YouTube's own captions show each line twice, as it is said and above the next one: the first time counts."""
+    kept: list[Cue] = []
+    before: tuple[str, ...] = ()
+    for cue in sorted(found, key=lambda cue: cue.start):
+        lines = cue.lines
+        if kept and lines[0] == before[-1] and cue.start - kept[-1].end <= LONGEST_GAP_S:
+            lines = lines[1:]
+        before = cue.lines
+        if lines:
+            kept.append(Cue(cue.start, cue.end, lines, cue.line))
+    return kept
 
 
-def _beside(recording: Path) -> list[Path]:
-    beside = (path for path in recording.parent.iterdir() if path.suffix.lower() in SUFFIXES)
-    stem = PurePosixPath(recording.stem)
-    return [path for path in beside if _recording(PurePosixPath(path.name), {stem})]
+def _joined(found: Sequence[Cue]) -> Iterator[list[Cue]]:
+    """Neighbours that make one clip, up to LONGEST_S, unless they are far apart."""
+    group: list[Cue] = []
+    for cue in found:
+        if group and (cue.end - group[0].start > LONGEST_S or cue.start - group[-1].end > LONGEST_GAP_S):
+            yield group
+            group = []
+        group.append(cue)
+    if group:
+        yield group
 
 
-def _stem_of(path: Path) -> str:
-    if path.suffix.lower() not in SUFFIXES or any(path.with_suffix(suffix).is_file() for suffix in AUDIO_SUFFIXES):
-        return path.stem
-    return Path(path.stem).stem
+def _cue(block: list[str], first: int) -> Iterator[Cue | tuple[int, BadRow]]:
+    """Read lines without an empty one between; the first stands in this line of the file."""
+    numbered = block[0].strip().isdigit()
+    place = next((number for number, line in enumerate(block[:2]) if "-->" in line), None)
+    if place is None:
+        header = first == 1 and block[0].lstrip("\ufeff").startswith("WEBVTT")
+        if not (header or block[0].startswith(NO_CUES) or (len(block) == 1 and numbered)):
+            what = f"no times of a cue: {block[numbered].strip()[:60]}"
+            yield first + numbered, BadRow(Kind.COLUMNS, what)
+        return
+    times = block[place].strip()[:60]
+    if not (match := TIMES.fullmatch(block[place])):
+        yield first + place, BadRow(Kind.COLUMNS, f"not the times of a cue: {times}")
+        return
+    start, end = _seconds(match.groups()[:4]), _seconds(match.groups()[4:])
+    words = (" ".join(html.unescape(MARKUP.sub("", text)).split()) for text in block[place + 1 :])
+    spoken = tuple(text for text in words if text)
+    if end <= start:
+        yield first + place, BadRow(Kind.DURATION, f"a cue that ends before it begins: {times}")
+    elif spoken:
+        yield Cue(start, end, spoken, first + place)
 
 
-def _other_half(named: Path, file: Path) -> bool:
-    """Tell if a file completes what was named: a recording its subtitles, subtitles their recording."""
-    wanted = AUDIO_SUFFIXES if named.suffix.lower() in SUFFIXES else SUFFIXES
-    return file.suffix.lower() in wanted
+def _seconds(parts: Sequence[str | None]) -> float:
+    hours, minutes, seconds, fraction = (part or "0" for part in parts)
+    return int(hours) * 3600 + int(minutes) * 60 + int(seconds) + int(fraction.ljust(3, "0")) / 1000

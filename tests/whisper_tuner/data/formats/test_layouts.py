@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -13,10 +14,9 @@ import pytest
 import soundfile
 
 from whisper_tuner.data.dataset import load_manifest
-from whisper_tuner.data.formats.layouts import LAYOUTS, parts_of
+from whisper_tuner.data.formats.layouts import LAYOUTS, doubtful, parts_of, with_siblings
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.importing import import_source
-from whisper_tuner.data.siblings import doubtful, with_siblings
 from whisper_tuner.errors import DataError
 
 CV_HEADER = (
@@ -52,25 +52,25 @@ def write(path: Path, text: str | bytes, encoding: str = "utf-8") -> Path:
 ROWS = [("a.wav", "Élan, déjà vu"), ("b.wav", 'Er sagt: "ja"')]
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["unix", "windows", "old-mac"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
-@pytest.mark.parametrize("mark", [",", ";", "\t", "|"], ids=["comma", "semicolon", "tab", "bar"])
-@pytest.mark.parametrize("name", ["list.csv", "list.tsv", "list.txt"])
-def test_tables_of_any_delimiter_encoding_and_line_end(tmp_path, clip, name, mark, encoding, end):
+def test_tables_of_any_delimiter_encoding_and_line_end(tmp_path, clip, encoding):
     for audio, _ in ROWS:
         clip(tmp_path / audio)
-    quoted = (f'{audio}{mark}"{text.replace(chr(34), chr(34) * 2)}"' for audio, text in ROWS)
-    write(tmp_path / name, end.join([f"audio{mark}text", *quoted, ""]), encoding)
-    loaded = load_manifest(tmp_path / name)
-    assert [(sample.audio.name, sample.text) for sample in loaded.samples] == ROWS
-    assert not loaded.problems
-    assert bool(loaded.notes) == (encoding == "cp1252")
-    if loaded.notes:
-        assert "Windows-1252" in loaded.notes[0] and "Élan" in loaded.notes[0]
+    names, ends = ("list.csv", "list.tsv", "list.txt"), ("\n", "\r\n", "\r")
+    for name, end, mark in itertools.product(names, ends, ",;\t|"):
+        quoted = (f'{audio}{mark}"{text.replace(chr(34), chr(34) * 2)}"' for audio, text in ROWS)
+        write(tmp_path / name, end.join([f"audio{mark}text", *quoted, ""]), encoding)
+        loaded = load_manifest(tmp_path / name)
+        assert [(sample.audio.name, sample.text) for sample in loaded.samples] == ROWS, (name, end, mark)
+        assert not loaded.problems and bool(loaded.notes) == (encoding == "cp1252")
+        if loaded.notes:
+            assert "Windows-1252" in loaded.notes[0] and "Élan" in loaded.notes[0]
 
 
-@pytest.mark.parametrize("mark", [",", ";", "\t", "|"], ids=["comma", "semicolon", "tab", "bar"])
-@pytest.mark.parametrize("columns", ["audio, text", "text, audio", "audio, seconds, text"])
+@pytest.mark.parametrize(
+    ("mark", "columns"),
+    [(",", "audio, text"), (";", "text, audio"), ("\t", "audio, seconds, text"), ("|", "text, audio")],
+)
 def test_a_table_without_a_header_is_understood_by_what_is_in_it(tmp_path, clip, mark, columns):
     lines = []
     for number in range(3):
@@ -415,8 +415,7 @@ def test_recordings_with_subtitles(tmp_path, clip):
         load_manifest(source)
 
 
-@pytest.mark.parametrize("name", ["talk.mp4", "talk.mkv"])
-@pytest.mark.parametrize("later", [0.0, 1.5])
+@pytest.mark.parametrize(("name", "later"), [("talk.mp4", 1.5), ("talk.mkv", 1.5), ("talk.mp4", 0.0)])
 def test_the_sound_of_a_video_may_begin_later_than_its_picture(tmp_path, need_program, name, later):
     """A cue is then later too: it goes by the picture."""
     tone = np.sin(np.arange(16_000) / 8)
