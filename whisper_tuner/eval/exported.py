@@ -23,8 +23,7 @@ from whisper_tuner.data.dataset import Sample
 from whisper_tuner.errors import RunError, TunerError
 from whisper_tuner.eval.evaluation import Evaluation, Transcript, compared, generation_settings
 from whisper_tuner.eval.intervals import Difference
-from whisper_tuner.export.formats import FORMATS, Format
-from whisper_tuner.export.merged import Speech
+from whisper_tuner.export.formats import Format, Speech, formats
 from whisper_tuner.languages import text_language
 
 LIMIT = 0.5  # points of WER by which a runtime may differ from transformers, where nothing is quantised
@@ -93,7 +92,7 @@ def main() -> None:
     asked = json.load(sys.stdin)
     answers = os.fdopen(os.dup(1), "w")  # what a runtime prints does not belong there
     os.dup2(2, 1)
-    hear = FORMATS[asked["name"]].listener(
+    hear = formats()[asked["name"]].listener(
         Path(asked["folder"]), Speech(language=asked["language"], task=asked["task"])
     )
     for path in asked["audio"]:

@@ -13,7 +13,7 @@ from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from whisper_tuner.config import Profile
 from whisper_tuner.data.batch_shapes import Lengths
 from whisper_tuner.model.base_model import encode, prepare
-from whisper_tuner.model.padding_free import ATTENTION, encode_joined
+from whisper_tuner.model.layers import ATTENTION, encode_joined
 
 START, END, MELS, FULL = 60, 61, 8, 60
 SPECIAL = {"bos_token_id": END, "eos_token_id": END, "pad_token_id": END, "decoder_start_token_id": START}

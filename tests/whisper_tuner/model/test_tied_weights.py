@@ -9,8 +9,7 @@ from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from whisper_tuner.config import Profile
 from whisper_tuner.model.base_model import prepare
-from whisper_tuner.model.tied_weights import TiedWeights
-from whisper_tuner.model.wide_layers import split_wide_layers
+from whisper_tuner.model.layers import TiedWeights, split_wide_layers
 
 VOCABULARY, WIDTH, PADDING = 11, 4, 3
 

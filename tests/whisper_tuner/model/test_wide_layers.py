@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from whisper_tuner.model.base_model import prepare
-from whisper_tuner.model.wide_layers import SplitLinear, split_wide_layers
+from whisper_tuner.model.layers import SplitLinear, split_wide_layers
 
 MOST = 32_766
 TOKENS = 51_866
