@@ -23,7 +23,8 @@ from distributed.run_dir.folder import disk_use  # noqa: E402
 from whisper_tuner.data.dataset import Sample, load_manifest  # noqa: E402
 from whisper_tuner.eval.evaluation import GREEDY, evaluate  # noqa: E402
 from whisper_tuner.eval.exported import LIMIT, decoded, is_off, speech_of  # noqa: E402
-from whisper_tuner.eval.intervals import Difference, counts, wer_difference, wer_interval  # noqa: E402
+from whisper_tuner.eval.predictions import counts  # noqa: E402
+from whisper_tuner.eval.wer import Difference, wer_difference, wer_interval  # noqa: E402
 from whisper_tuner.export.final import load_model  # noqa: E402
 from whisper_tuner.export.formats import WHOLE, Merged, formats  # noqa: E402
 from whisper_tuner.text import size  # noqa: E402

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from multimac.wizard.journal import Journal
+from multimac.wizard.questions import Journal
 from whisper_tuner.errors import ConfigError
 
 

@@ -34,7 +34,7 @@ from whisper_tuner.errors import MissingProgram, ModelError, RunError
 from whisper_tuner.eval.decoder import Decoder, compression
 from whisper_tuner.eval.evaluation import model_inputs, no_speech_token, transcribe
 from whisper_tuner.eval.exported import decoded, is_off
-from whisper_tuner.eval.intervals import wer_difference
+from whisper_tuner.eval.wer import wer_difference
 from whisper_tuner.export.final import load_model, save_final
 from whisper_tuner.export.formats import WHOLE, Merged, Speech, chosen, formats
 from whisper_tuner.model.base_model import load_base, prepare
@@ -165,7 +165,7 @@ def long_clips(tmp_path_factory) -> list[Sample]:
     return samples
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def merged(published) -> Merged:
     model, processor = load_base(published)
     return Merged(model=model.eval(), processor=processor)
@@ -250,7 +250,6 @@ def test_what_cannot_be_written_is_told_and_nothing_is_left(merged, tmp_path, na
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("published", VOCABULARIES, indirect=True)
 def test_the_folder_for_mlx_has_what_mlx_audio_reads_besides(published, tmp_path):
     """It has been read by mlx-audio 0.6, which is no dependency: docs/export.md."""
     model, processor = load_model(published)
@@ -262,29 +261,24 @@ def test_the_folder_for_mlx_has_what_mlx_audio_reads_besides(published, tmp_path
     assert stored.no_timestamps_token_id == model.generation_config.no_timestamps_token_id
 
 
-@pytest.mark.parametrize("name", ["whisper.cpp", "mlx", "openai"])
-def test_a_vocabulary_that_a_runtime_has_not_built_in_is_refused(multilingual, tmp_path, name):
+def test_a_vocabulary_that_a_runtime_has_not_built_in_is_refused(multilingual, tmp_path):
     model, processor = multilingual
-    with pytest.raises(ModelError, match=r"tokens: .*built in"):
-        formats()[name].write(Merged(model=model, processor=processor), tmp_path / "exported", "float16")
+    for name in ("whisper.cpp", "mlx", "openai"):
+        with pytest.raises(ModelError, match=r"tokens: .*built in"):
+            formats()[name].write(Merged(model=model, processor=processor), tmp_path / "exported", "float16")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_runtime_that_breaks_off_is_named_with_what_it_said(merged, tmp_path, clips):
-    which = formats()["transformers"]
-    which.write(merged, tmp_path / "exported", "float32")
-    (tmp_path / "exported" / "config.json").write_text("{}")
-    with pytest.raises(RunError, match=r"transformers broke off \(status 1\)"):
-        decoded(which, tmp_path / "exported", clips[:2], speech_of(merged))
-
-
-def test_unreadable_clips_are_problems(merged, tmp_path, clips):
-    which = formats()["transformers"]
-    which.write(merged, tmp_path / "exported", "float32")
+def test_unreadable_clips_are_problems_and_a_runtime_that_breaks_off_is_named(multilingual, tmp_path, clips):
+    which, speech, (model, processor) = formats()["transformers"], Speech(language="fr"), multilingual
+    which.write(Merged(model=model, processor=processor), tmp_path / "exported", "float32")
     (tmp_path / "no.wav").write_text("no audio")
     broken = Sample(id="broken", audio=tmp_path / "no.wav", text="x", duration_s=1.0)
-    result = decoded(which, tmp_path / "exported", [broken, clips[0]], speech_of(merged))
+    result = decoded(which, tmp_path / "exported", [broken, clips[0]], speech)
     assert len(result.rows) == 1 and "no.wav" in str(result.problems[0])
+    (tmp_path / "exported" / "config.json").write_text("{}")
+    with pytest.raises(RunError, match=r"transformers broke off \(status 1\)"):
+        decoded(which, tmp_path / "exported", clips[:2], speech)
 
 
 def test_a_precision_that_a_format_lacks_is_named():
