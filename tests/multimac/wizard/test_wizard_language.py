@@ -39,6 +39,7 @@ def hears(code: str, path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_what_the_model_hears_is_shown_as_a_guess_and_heard_once(folder, tmp_path):
     hears("fr", tmp_path / "model")
     config = (folder / "config.ini").read_text()

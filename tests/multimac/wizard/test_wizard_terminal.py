@@ -132,16 +132,6 @@ def enter_until(screen: Screen, question: str) -> None:
         screen.type(ENTER)
 
 
-def test_enter_takes_the_defaults_up_to_a_saved_profile(folder, screen):
-    enter_until(screen, "Ready?")
-    screen.type(DOWN + ENTER)
-    assert screen.wait() == 0
-    assert "finetune" in screen.seen
-    [name] = ConfigFile(folder / "config.ini").names("profile")
-    assert ConfigFile(folder / "config.ini").profile(name).test == folder / "all-test.csv"
-    assert (folder / "all-train.csv").exists()
-
-
 def test_shift_tab_goes_back_from_every_kind_of_question(folder, tmp_path):
     """From a list, a text, yes or no. Answers stand there as they were; what has been read is not shown again."""
     saved = tmp_path / "answers.json"
