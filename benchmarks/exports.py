@@ -23,10 +23,10 @@ from distributed.run_dir.folder import disk_use  # noqa: E402
 from whisper_tuner.data.dataset import Sample, load_manifest  # noqa: E402
 from whisper_tuner.eval.evaluation import GREEDY, evaluate  # noqa: E402
 from whisper_tuner.eval.exported import LIMIT, decoded, is_off, speech_of  # noqa: E402
-from whisper_tuner.eval.intervals import Difference, counts, wer_difference, wer_interval  # noqa: E402
+from whisper_tuner.eval.predictions import counts  # noqa: E402
+from whisper_tuner.eval.wer import Difference, wer_difference, wer_interval  # noqa: E402
 from whisper_tuner.export.final import load_model  # noqa: E402
-from whisper_tuner.export.formats import FORMATS, WHOLE  # noqa: E402
-from whisper_tuner.export.merged import Merged  # noqa: E402
+from whisper_tuner.export.formats import WHOLE, Merged, formats  # noqa: E402
 from whisper_tuner.text import size  # noqa: E402
 
 QUICK_CLIPS = 6
@@ -77,7 +77,7 @@ def measured(name: str, samples: Sequence[Sample], done: Done, args: argparse.Na
     here = Export(model=name, which=None, precision="float32")
     exports = [
         Export(model=name, which=which.name, precision=precision)
-        for which in FORMATS.values()
+        for which in formats().values()
         for precision in which.precisions[: 1 if args.quick and which.name != "transformers" else None]
     ]
 
@@ -88,8 +88,8 @@ def measured(name: str, samples: Sequence[Sample], done: Done, args: argparse.Na
         else:
             with tempfile.TemporaryDirectory() as folder:
                 out = Path(folder) / "exported"
-                FORMATS[export.which].write(merged, out, export.precision)
-                result, taken = decoded(FORMATS[export.which], out, samples, speech), disk_use(out)[0]
+                formats()[export.which].write(merged, out, export.precision)
+                result, taken = decoded(formats()[export.which], out, samples, speech), disk_use(out)[0]
         told = f"WER {100 * result.normalized.wer:.1f}"
         return {"counts": counts(result.rows), "speed": result.speed, "bytes": taken, "told": told}
 
@@ -99,7 +99,7 @@ def measured(name: str, samples: Sequence[Sample], done: Done, args: argparse.Na
     rows, misses = [row(HERE, "float32", done[here], None)], []
     for export, found in done.found(exports):
         difference = wer_difference(found["counts"], done[here]["counts"])
-        rows.append(row(FORMATS[export.which].runtime, export.precision, found, difference))
+        rows.append(row(formats()[export.which].runtime, export.precision, found, difference))
         rounded_alike = Export(model=name, which="transformers", precision=export.precision)
         like = here if export.precision == "float32" or rounded_alike not in done else rounded_alike
         if export.precision in WHOLE:

@@ -96,7 +96,7 @@ def against(these: Sequence[Clips], those: Sequence[Clips]) -> tuple[str, bool]:
 
     The runs have the same clips in the same order, and count together. Resampled are the clips.
     """
-    from whisper_tuner.eval.intervals import wer_difference
+    from whisper_tuner.eval.wer import wer_difference
 
     def together(runs: Sequence[Clips]) -> Clips:
         return [[sum(each) for each in zip(*same_clip, strict=True)] for same_clip in zip(*runs, strict=True)]

@@ -71,7 +71,7 @@ def measure(shape: str, way: str, device: torch.device, repeats: int) -> dict:
     from exogym import device as devices
     from exogym.strategy import AllReduceConfig
     from exogym.strategy.optim import inner_optimizer
-    from whisper_tuner.model.padding_free import decoder_options
+    from whisper_tuner.model.layers import decoder_options
 
     if device.type == "cpu":
         devices.keep_freed_memory()  # as a worker does

@@ -26,9 +26,7 @@ from transformers import (
     WhisperTokenizer,
 )
 
-from bundled.make_data import dataset_sentences
-from bundled.sentences import sentences
-from bundled.speech import Speaker, speak
+from bundled.make_data import Speaker, dataset_sentences, sentences, speak
 from whisper_tuner.data.batches import pad_labels
 from whisper_tuner.data.features import log_mel, pad_log_mel
 from whisper_tuner.data.labels import Label, label_encoder

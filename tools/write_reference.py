@@ -12,7 +12,6 @@ PROJECT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(PROJECT), str(PROJECT / "gym"), str(PROJECT / "tools")]
 
 import messages  # noqa: E402
-from reference_texts import HOST_TEXTS, KINDS, SECTIONS  # noqa: E402
 
 from distributed.plan.hosts_file import HOST_KEYS, TOP_KEYS  # noqa: E402
 from distributed.plan.job import FROM_PROFILE, Distribution  # noqa: E402
@@ -26,6 +25,139 @@ NOTE = "<!-- Written by tools/write_reference.py (`make reference`): change the 
 PACKAGES = ("whisper_tuner", "distributed", "multimac", "gym/exogym")
 Row = tuple[str, ...]
 
+# What the settings do not say: words for their types, the hosts file's keys, introductions.
+KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path"}
+
+# key -> type, default, meaning, example
+SSH_CONFIG = "as `~/.ssh/config` says"
+HOST_TEXTS = {
+    "master": (
+        "address or object",
+        "required",
+        "the machine that you run the command on; it also trains, as rank 0",
+        '"master": "mac-studio.local"',
+    ),
+    "workers": (
+        "list",
+        "required",
+        "the other machines: addresses or objects; may be empty",
+        '"workers": ["mac-mini.local", {"host": "192.168.1.30"}]',
+    ),
+    "host": (
+        "text",
+        "required",
+        "name, `.local` name or IPv4 address",
+        '"host": "192.168.1.30"',
+    ),
+    "ssh_user": ("text", SSH_CONFIG, "user name on that machine", '"ssh_user": "anna"'),
+    "ssh_key_path": (
+        "path",
+        SSH_CONFIG + ", and ssh-agent",
+        "private key on this machine",
+        '"ssh_key_path": "~/.ssh/id_ed25519"',
+    ),
+    "python_env": (
+        "path on the host",
+        "`.venv` in `project_path`",
+        "virtual environment that trains, or the path of a Python. Without it `hosts setup` makes one, and repairs it."
+        " `{host}` as below",
+        '"python_env": "~/multimac-whisper/.venv"',
+    ),
+    "project_path": (
+        "path on the host",
+        "`{}`",
+        "where code, models and audio go; no other host may have the same. `{host}` becomes the host's address",
+        '"project_path": "~/multimac-whisper-{host}"',
+    ),
+    "ssh_port": ("whole number, 1 to 65535", SSH_CONFIG, "port of its SSH server", '"ssh_port": 2222'),
+    "interface": (
+        "text",
+        "the one that reaches the others",
+        "network interface that the ranks talk over",
+        '"interface": "en0"',
+    ),
+    "device": (
+        "`auto`, `mps`, `cuda`, `cuda:N` or `cpu`",
+        "the profile's `device`",
+        "where this host trains",
+        '"device": "cpu"',
+    ),
+}
+
+SECTIONS = {
+    "configuration": """\
+`config.ini` has sections `[DEFAULT]`, `[model:NAME]`, `[dataset:NAME]`, `[profile:NAME]` and `[distributed:NAME]`.
+A profile names a `model` and a `dataset` and inherits from both, and all inherit from `[DEFAULT]`; the most specific
+section wins. Relative paths are relative to the folder of `config.ini`. `multimac config show NAME` prints the
+resolved values, and where each comes from.
+
+`finetune` and `distributed-train` take `--set KEY=VALUE`, several times, for any key that the profile may have. It is
+read as if it stood in the profile, is kept with the run, and holds when that is resumed.""",
+    "profile": """\
+In `[DEFAULT]`, `[model:NAME]`, `[dataset:NAME]` or `[profile:NAME]`; a `[distributed:NAME]` section may override any
+of them. `model = NAME` and `dataset = NAME` belong in a profile only.
+
+[data.md](data.md) shows what data may look like, and `layout`, `audio_column`, `text_column`, `encoding` and
+`delimiter`. A row has an audio and a text column. It may have `id`, `duration_s`, `speaker` and `language`: one with a
+language, as a code or an English name, is trained with that one in place of the profile's. English-only models ignore
+it. The profile still needs a `language`, which the trained model then assumes.
+
+`speed_perturbation`, `mask_time_prob`, `mask_feature_prob`, `timestamps_share` and `previous_text_share` change clips
+anew in each epoch. All is drawn from the seed, the epoch and the clip's id, so that a clip is the same on whichever
+machine trains it, and after a resume. Validation and test clips are never changed.
+
+* `speed_perturbation = 0.1` plays a clip at 0.9, 1 or 1.1 of its speed, and so changes its pitch, too. No clip becomes
+  longer than the longest. The cache of features takes three times the space.
+* What each brings alone on 400 short French clips (tiny.en, 5 epochs, one seed, WER of 105 other clips): none 26.2,
+  dropout 0.1 24.8, speed 0.1 25.2, masks 25.9, smoothing 26.1, previous text 26.2, all together 26.5, timestamps 29.0.
+  Two runs without any came to 25.4 and 26.2, so only timestamps stand out; a clip this short has few other tokens.
+  `python benchmarks/host_counts.py MODEL DATA --ranks 1 --also "dropout dropout=0.1"` measures it on your own data.
+* `dropout` acts on what feed-forward layers compute (transformers' `activation_dropout`). Dropout of whole states, as
+  transformers' `dropout`, spoils a Whisper, which was trained without: with 0.1 tiny.en came to WER 186, not 26.
+* The masks are those of SpecAugment (1904.08779), with the clip's mean in them; the keys mean what transformers' mean.
+  A model whose own `config.json` has `apply_spec_augment` masks as that says, besides.
+* With `timestamps_share` the text stands between `<|0.00|>` and the clip's end, or each of its parts between its own
+  times, if the manifest has them ([`timed_text`](data.md#columns)). A model that is trained without timestamps forgets
+  to write them, which long recordings and subtitles need. The model must have these tokens.
+* With `previous_text_share` the text of the row before is the prompt, if it is in the same language: its last 223
+  tokens, as in Whisper. Prompts are not learnt. Useful where the rows of a manifest follow each other in a recording.
+* With `no_speech = train` a row with an empty text teaches the model to write nothing. Published models forbid that in
+  their `generation_config.json` (`begin_suppress_tokens`), so the trained model's allows it; in whisper.cpp and
+  faster-whisper switch `suppress_blank` off. A LoRA adapter needs the `generation_config.json` beside it, too.
+
+A batch is `batch_size` clips of all lengths, so that steps take equally long; it is computed in parts of like length.
+`audio_context` says how long those are, [performance.md](performance.md) what each costs. Validation is cropped,
+unless `audio_context = full`.
+
+An encoder that is not trained says the same of a clip in each epoch. What it says is kept as fp16 in `.multimac/cache`,
+2 bytes x width of the model for each 20 ms, and the decoder alone is computed from the second epoch on. A run that
+needs more than `encoder_cache_gb` does not start. With speed perturbation or masks nothing is kept.
+With mixed, the same clips are padded to 30 s in every epoch.""",
+    "distributed": "In `[distributed:NAME]`, along with any key of a profile.",
+    "strategies": """\
+Keys of `[distributed:NAME]`, by `strategy`; [strategies.md](strategies.md) says what each strategy sends, and when to
+choose it. The learning rate, its schedule, weight decay and gradient clipping are the profile's. Where a strategy has
+rounds (`diloco`, `parameter_server`, `fedavg`, `sparta_diloco`), their length is `communication_interval`.
+
+Where you leave `communication_interval`, `wire`, `overlap_steps`, `share_moments`, `scale_lr` or `weigh_steps` of
+`diloco` open, they are chosen when a run on several hosts starts:
+[strategies.md](strategies.md#what-is-chosen-for-you) says how. The defaults below are those of one machine and of the
+library.
+
+With `sparta`, and with `fedavg` in islands, the machines never hold the same weights while they train; with
+`sparta_diloco` they do only at the end of a round. The validation loss is that of the mean of their weights, and this
+mean is what is saved in the end.
+
+At the end of a DiLoCo round the machines take the average of their weights. `outer_momentum = 0.9` makes it the outer
+step of the paper (2311.08105) instead: Nesterov momentum, and `outer_lr` 0.7 unless you set it. It helps when a
+model is pre-trained from scratch over many rounds. When fine-tuning the bundled model (WER 67.7), it overshot: to
+75.9 with 2 ranks, 8 epochs and 62 rounds (plain averaging: 22.7), to 41.7 with 4 ranks, 16 epochs and 52 rounds
+(plain averaging: 17.6).""",
+    "hosts": """\
+`distributed_hosts.json` is one object. A worker is an address, or an object with `host` and any of the keys below,
+which apply to that machine only. See `distributed_hosts.example.json`.""",
+}
+
 
 def configuration() -> str:
     parts = ["# Configuration", NOTE, SECTIONS["configuration"]]
@@ -37,7 +169,12 @@ def configuration() -> str:
     for name, (cls, _) in STRATEGIES.items():
         parts.append(_table(_rows(cls, {*FROM_PROFILE, *shared, *refused(name)}), title=f"`strategy = {name}`"))
     header = ("key", "where", "type", "default", "meaning", "example")
-    parts += ["## Hosts file", SECTIONS["hosts"], _table(_hosts_rows(), header=header)]
+    rows = []
+    for key in dict.fromkeys([*TOP_KEYS, *HOST_KEYS]):
+        where = [name for name, keys in (("top", TOP_KEYS), ("host", HOST_KEYS)) if key in keys]
+        kind, default, meaning, example = HOST_TEXTS[key]
+        rows.append((f"`{key}`", " and ".join(where), kind, default.format(PROJECT_PATH), meaning, f"`{example}`"))
+    parts += ["## Hosts file", SECTIONS["hosts"], _table(rows, header=header)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -58,15 +195,23 @@ def refused(strategy: str) -> set[str]:
 
 
 def _rows(cls, without: Collection[str] = ()) -> list[Row]:
-    return [_row(field, hints_of(cls)[field.name]) for field in dataclasses.fields(cls) if field.name not in without]
-
-
-def _row(field: dataclasses.Field, hint) -> Row:
-    kind, limits = kind_of(hint), _range(field.metadata)
-    words = "words" if typing.get_origin(kind) is tuple else KINDS[kind]
-    default = "required" if field.default is dataclasses.MISSING else _value(field.default)
-    example = f"`{field.name} = {field.metadata['example']}`"
-    return f"`{field.name}`", ", ".join(filter(None, [words, limits])), default, field.metadata["help"], example
+    rows = []
+    for field in dataclasses.fields(cls):
+        if field.name in without:
+            continue
+        kind, meta = kind_of(hints_of(cls)[field.name]), field.metadata
+        words = "words" if typing.get_origin(kind) is tuple else KINDS[kind]
+        about = f"{words}, {limits}" if (limits := _range(meta)) else words
+        value = field.default
+        if value is dataclasses.MISSING:
+            default = "required"
+        elif value is None or value in ("", ()):
+            default = "none"
+        else:
+            text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            default = f"`{text.lower() if isinstance(value, bool) else text}`"
+        rows.append((f"`{field.name}`", about, default, meta["help"], f"`{field.name} = {meta['example']}`"))
+    return rows
 
 
 def _range(meta) -> str:
@@ -78,22 +223,6 @@ def _range(meta) -> str:
     return f"at least {low:g}" if low is not None else f"at most {high:g}" if high is not None else ""
 
 
-def _value(value) -> str:
-    if value is None or value in ("", ()):
-        return "none"
-    text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return f"`{text.lower() if isinstance(value, bool) else text}`"
-
-
-def _hosts_rows() -> list[Row]:
-    rows = []
-    for key in dict.fromkeys([*TOP_KEYS, *HOST_KEYS]):
-        where = [name for name, keys in (("top", TOP_KEYS), ("host", HOST_KEYS)) if key in keys]
-        kind, default, meaning, example = HOST_TEXTS[key]
-        rows.append((f"`{key}`", " and ".join(where), kind, default.format(PROJECT_PATH), meaning, f"`{example}`"))
-    return rows
-
-
 def _table(rows: list[Row], *, header: Row = ("key", "type", "default", "meaning", "example"), title: str = "") -> str:
     if not rows:
         return ""
@@ -102,13 +231,11 @@ def _table(rows: list[Row], *, header: Row = ("key", "type", "default", "meaning
     return (f"### {title}\n\n" if title else "") + "\n".join(lines)
 
 
-def _sources() -> list[Path]:
-    return [path for package in PACKAGES for path in sorted((PROJECT / package).rglob("*.py"))]
-
-
 def main() -> int:
-    pages = {"configuration.md": configuration(), "messages.md": messages.page(_sources(), NOTE)}
-    stale = [name for name, text in pages.items() if not _same(PROJECT / "docs" / name, text)]
+    sources = [path for package in PACKAGES for path in sorted((PROJECT / package).rglob("*.py"))]
+    pages = {"configuration.md": configuration(), "messages.md": messages.page(sources, NOTE)}
+    there = {path.name: path.read_text(encoding="utf-8") for path in (PROJECT / "docs").glob("*.md")}
+    stale = [name for name, text in pages.items() if there.get(name) != text]
     if "--check" in sys.argv[1:]:
         for name in stale:
             print(f"docs/{name} is not what the source says: make reference")
@@ -117,10 +244,6 @@ def main() -> int:
         (PROJECT / "docs" / name).write_text(pages[name], encoding="utf-8")
         print(f"docs/{name}: written")
     return 0
-
-
-def _same(path: Path, text: str) -> bool:
-    return path.is_file() and path.read_text(encoding="utf-8") == text
 
 
 if __name__ == "__main__":

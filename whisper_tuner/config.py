@@ -7,6 +7,7 @@ import dataclasses
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from exogym.config import hints_of, nearest, parse, setting, validate
 from whisper_tuner.errors import ConfigError
@@ -257,16 +258,20 @@ def set_by_hand(settings: Sequence[str]) -> Resolved:
     return Resolved("--set", values, {key: f"--set {key}" for key in values})
 
 
+class IniParser(configparser.ConfigParser):
+    """Keeps keys in the case that they are written in."""
+
+    def optionxform(self, optionstr: str) -> str:
+        return optionstr
+
+
 class ConfigFile:
     """A parsed `config.ini`, or `text` in its place. Raises ConfigError with file and line."""
 
     def __init__(self, path: Path | str = "config.ini", text: str | None = None):
         self.path = Path(path).absolute()
         # [DEFAULT] is read as an ordinary section: what a section inherits is decided below, with where it came from.
-        self._parser = configparser.ConfigParser(
-            interpolation=None, inline_comment_prefixes=("#", ";"), default_section=""
-        )
-        self._parser.optionxform = str
+        self._parser = IniParser(interpolation=None, inline_comment_prefixes=("#", ";"), default_section="")
         try:
             text = self.path.read_text(encoding="utf-8-sig") if text is None else text.removeprefix("\ufeff")
             self._parser.read_string(text, source=self.path.name)
@@ -277,13 +282,20 @@ class ConfigFile:
             line = error.object.count(b"\n", 0, error.start) + 1
             raise ConfigError(f"{self.path.name}:{line}: not UTF-8 text", remedy="Save it as UTF-8.") from None
         except configparser.Error as error:
-            raise self._unreadable(error, text) from None
+            raise self._unreadable(error, text or "") from None
         before, nul, _ = text.partition("\0")
         if nul:
             line = before.count("\n") + 1
             raise ConfigError(f"{self.path.name}:{line}: not UTF-8 text: it holds a NUL", remedy="Save it as UTF-8.")
         self._lines = _line_numbers(text)
-        self._check_sections()
+        for header in self._parser.sections():
+            kind, _, name = header.partition(":")
+            if header != "DEFAULT" and (kind not in KINDS or not name):
+                place = f"{self.path.name}:{self._lines.get((header, None), '?')}"
+                raise ConfigError(
+                    f"{place}: unknown section [{header}]{nearest(kind, KINDS)}",
+                    remedy="Sections are [DEFAULT], [model:NAME], [dataset:NAME], [profile:NAME], [distributed:NAME].",
+                )
 
     def names(self, kind: str) -> list[str]:
         return [s.split(":", 1)[1] for s in self._parser.sections() if s.startswith(f"{kind}:")]
@@ -325,7 +337,8 @@ class ConfigFile:
 
     def build(self, cls, resolved: Resolved, section: str):
         """Return an instance of the settings dataclass `cls` from text. Raises ConfigError naming line and key."""
-        fields, hints, built = {field.name: field for field in dataclasses.fields(cls)}, hints_of(cls), {}
+        fields, hints = {field.name: field for field in dataclasses.fields(cls)}, hints_of(cls)
+        built: dict[str, Any] = {}
         for key, text in resolved.values.items():
             place = resolved.origin.get(key, self.path.name)
             if key not in fields:
@@ -346,7 +359,7 @@ class ConfigFile:
         if "base_model" in built:
             built["base_model"] = self._model_path(built["base_model"], resolved.origin["base_model"])
         if built.get("runs_dir") is None and "runs_dir" in fields:
-            built["runs_dir"] = self.path.parent / fields["runs_dir"].default
+            built["runs_dir"] = self.path.parent / Profile.runs_dir
         return cls(**built)
 
     def _model_path(self, text: str, place: str) -> str:
@@ -363,7 +376,8 @@ class ConfigFile:
         raise ConfigError(f"{place}: base_model = {text}: no such folder, and not a hub id", remedy=remedy)
 
     def _unreadable(self, error: configparser.Error, text: str) -> ConfigError:
-        line = error.errors[0][0] if getattr(error, "errors", None) else error.lineno
+        errors = getattr(error, "errors", None)  # of a ParsingError
+        line: int = errors[0][0] if errors else getattr(error, "lineno", 0)
         place = f"{self.path.name}:{line}"
         match error:
             case configparser.MissingSectionHeaderError():
@@ -378,27 +392,17 @@ class ConfigFile:
         found = text.split("\n")[line - 1].strip()
         return ConfigError(f"{place}: not a setting: {found}", remedy="Write `key = value`, or # before a comment.")
 
-    def _check_sections(self) -> None:
-        for header in self._parser.sections():
-            kind, _, name = header.partition(":")
-            if header != "DEFAULT" and (kind not in KINDS or not name):
-                place = f"{self.path.name}:{self._lines.get((header, None), '?')}"
-                raise ConfigError(
-                    f"{place}: unknown section [{header}]{nearest(kind, KINDS)}",
-                    remedy="Sections are [DEFAULT], [model:NAME], [dataset:NAME], [profile:NAME], [distributed:NAME].",
-                )
-
     def _layer(self, header: str) -> Resolved:
+        """Return the keys of a section, none if there is no such section, and where each stands."""
         values = dict(self._parser.items(header)) if self._parser.has_section(header) else {}
-        return Resolved(header, values, {key: self._place(header, key) for key in values})
-
-    def _place(self, header: str, key: str) -> str:
-        return f"{self.path.name}:{self._lines.get((header, key), '?')} [{header}]"
+        lines = {key: self._lines.get((header, key), "?") for key in values}
+        return Resolved(header, values, {key: f"{self.path.name}:{line} [{header}]" for key, line in lines.items()})
 
 
 def _line_numbers(text: str) -> dict[tuple[str, str | None], int]:
     """Return (section, key) -> line; (section, None) is the section's header."""
-    lines, section = {}, ""
+    lines: dict[tuple[str, str | None], int] = {}
+    section = ""
     for number, line in enumerate(text.split("\n"), 1):
         if match := re.match(r"\[([^\]]+)\]", line):
             section = match[1]

@@ -1,4 +1,4 @@
-"""A base model's files, be it a folder or a hub id."""
+"""A base model's files, be it a folder or a hub id: where they are, and whether they are whole. Nothing loads torch."""
 
 from __future__ import annotations
 
@@ -7,16 +7,31 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from whisper_tuner.errors import ModelError
+from safetensors import SafetensorError, safe_open
+
+from exogym.config import nearest
+from whisper_tuner.config import Profile
+from whisper_tuner.errors import ConfigError, ModelError
+from whisper_tuner.files import download_remedy, is_evicted
 from whisper_tuner.json_text import parse_json
-from whisper_tuner.paths import expanded
+from whisper_tuner.paths import expanded, is_below
 
 ADAPTER_CONFIG = "adapter_config.json"  # of a LoRA adapter
 HUB_ID = r"\w[\w.-]*/[\w.-]+"
 HUB_S = 10.0
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # the first that a model has
+SAFETENSORS, INDEX = "model.safetensors", "model.safetensors.index.json"
+# A model has at least one file of each line.
+NEEDED = (
+    ("config.json",),
+    (SAFETENSORS, INDEX, "pytorch_model.bin"),
+    ("processor_config.json", "preprocessor_config.json"),
+    ("tokenizer.json", "vocab.json"),
+)
 NOT_FETCHED = "cannot be fetched from the hub"
 CHECK_NETWORK = "Check the network, or set base_model to a folder that holds the model."
+COPY_AGAIN = "Copy the model again."
+LAYOUT = "Give a folder in transformers layout, or a hub id such as openai/whisper-small."
 PANIC = "PanicException"  # of a library in Rust: no Exception, and it cannot be imported
 
 
@@ -35,24 +50,25 @@ def loading(failure: str, *, remedy: str) -> Iterator[None]:
 
 
 def settings_of(base_model: str | Path, name: str) -> dict:
-    """A JSON file of a model; empty if it has none. Raises ModelError."""
+    """Read a JSON file of a model; empty if it has none. Raises ModelError."""
     file = model_file(base_model, name)
     try:
         stored = parse_json(file.read_text(encoding="utf-8")) if file else {}
     except OSError as error:
         raise ModelError(f"{file}: {error.strerror}", remedy="Check its permissions.") from None
     except ValueError as error:
-        raise ModelError(f"{file} is damaged: {error}", remedy="Copy the model again.") from None
+        raise ModelError(f"{file} is damaged: {error}", remedy=COPY_AGAIN) from None
     if not isinstance(stored, dict):
-        raise ModelError(f"{file} is damaged: not a JSON object", remedy="Copy the model again.")
+        raise ModelError(f"{file} is damaged: not a JSON object", remedy=COPY_AGAIN)
     return stored
 
 
 def model_file(base_model: str | Path, name: str) -> Path | None:
-    """A file of a model's folder or, downloaded if need be, of a hub id; None if it has none. Raises ModelError."""
+    """Find a file of a folder or, downloaded if need be, of a hub id; None if it has none. Raises ModelError."""
     if expanded(base_model).is_dir():
         file = expanded(base_model) / name
         return file if file.is_file() else None
+    base_model = str(base_model)
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -71,19 +87,17 @@ def model_file(base_model: str | Path, name: str) -> Path | None:
 
 
 def model_folder(base_model: str, *, show: bool = False) -> Path:
-    """The folder of a base model; a hub id is downloaded into the hub's own cache first. Raises ModelError.
+    """Find the folder of a base model; a hub id is downloaded into the hub's own cache first. Raises ModelError.
 
     show: progress bars on stderr, if there is anything to download.
     """
     if expanded(base_model).is_dir():
         return expanded(base_model)
     model_file(base_model, "config.json")  # what cannot be fetched is told at once
-    from tqdm.auto import tqdm
-
     for weights in WEIGHTS:
-        bars = show and not _is_here(base_model, weights)
+        bars = show and _stored(base_model, weights) is None
         with loading(f"{base_model}: {NOT_FETCHED}", remedy=CHECK_NETWORK):
-            folder = _snapshot(base_model, weights, **({"tqdm_class": tqdm} if bars else {}))
+            folder = _snapshot(base_model, weights, bars=bars)
         if bars:
             print("\n", file=sys.stderr)  # the bars leave the cursor above the last of them
         if folder:
@@ -91,12 +105,20 @@ def model_folder(base_model: str, *, show: bool = False) -> Path:
     raise ModelError(f"{base_model}: the hub has no weights for it", remedy=f"It needs one of {', '.join(WEIGHTS)}.")
 
 
-def _snapshot(base_model: str, weights: str, **options) -> Path | None:
-    """The folder in the hub's cache, None if the model has no such weights."""
+def _snapshot(base_model: str, weights: str, *, bars: bool = False, is_here: bool = False) -> Path | None:
+    """Return the folder in the hub's cache, None if the model has no such weights. is_here: it downloads nothing."""
     from huggingface_hub import snapshot_download
+    from tqdm.auto import tqdm
 
-    kept = {"allow_patterns": ["*.json", "*.txt", weights], "ignore_patterns": ["*fp32*"]}  # large-v3's second copy
-    folder = Path(snapshot_download(base_model, **kept, **options))
+    folder = Path(
+        snapshot_download(
+            base_model,
+            allow_patterns=["*.json", "*.txt", weights],
+            ignore_patterns=["*fp32*"],  # large-v3's second copy
+            tqdm_class=tqdm if bars else None,
+            local_files_only=is_here,
+        )
+    )
     return folder if any(folder.glob(weights)) else None
 
 
@@ -106,20 +128,89 @@ def is_adapter(model: str | Path) -> bool:
 
 
 def folder_here(base_model: str) -> Path | None:
-    """The folder of a base model that is on this disk; None if it would have to be downloaded."""
+    """Find the folder of a base model that is on this disk; None if it would have to be downloaded."""
     if expanded(base_model).is_dir():
         return expanded(base_model)
     return next(filter(None, (_stored(base_model, weights) for weights in WEIGHTS)), None)
-
-
-def _is_here(base_model: str, weights: str) -> bool:
-    return _stored(base_model, weights) is not None
 
 
 def _stored(base_model: str, weights: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        return _snapshot(base_model, weights, local_files_only=True)
+        return _snapshot(base_model, weights, is_here=True)
     except (LocalEntryNotFoundError, HFValidationError):  # the hub's own rules for names are stricter than HUB_ID
         return None
+
+
+def check_model(profile: Profile) -> None:
+    """Check the files of a folder; of a hub id nothing.
+
+    Raises ModelError, and ConfigError for LoRA targets that the model does not have.
+    """
+    folder = expanded(profile.base_model)
+    if not folder.is_dir():
+        return
+    try:
+        found = {path.name for path in folder.iterdir() if path.is_file()}
+        if evicted := [name for name in sorted(found) if is_evicted((folder / name).stat())]:
+            raise ModelError(f"{folder / evicted[0]} is in iCloud only", remedy=download_remedy(folder))
+    except OSError as error:
+        raise ModelError(f"{folder}: {error.strerror}", remedy="Check its permissions.") from None
+    for names in NEEDED:
+        if not found & set(names):
+            raise ModelError(f"{folder} has no {names[0]}", remedy=LAYOUT)
+    check_kind(profile.base_model, stated=True)
+    layers = {name.removesuffix(".weight") for path in _weight_files(folder) for name in _matrices(path)}
+    if profile.method == "lora" and layers:
+        _check_targets(profile, layers)
+
+
+def check_kind(base_model: str, *, stated: bool = False) -> None:
+    """Refuse another kind of model: transformers would load what fits of it, or wait for a hub that does not answer.
+
+    stated: refuse one that does not state its kind, too.
+    """
+    kind = settings_of(base_model, "config.json").get("model_type")
+    if kind != "whisper" and (kind or stated):
+        why = f"it is a model of type {kind!r}" if kind else "it has no config.json with a model_type"
+        raise ModelError(f"{base_model} does not load as a Whisper model: {why}", remedy=LAYOUT)
+
+
+def _weight_files(folder: Path) -> Iterator[Path]:
+    if (folder / SAFETENSORS).is_file():
+        yield folder / SAFETENSORS
+    elif (folder / INDEX).is_file():
+        parts = settings_of(folder, INDEX).get("weight_map") or {}
+        if not isinstance(parts, dict):
+            raise ModelError(f"{folder / INDEX} is damaged: weight_map is not an object", remedy=COPY_AGAIN)
+        names = set(map(str, parts.values()))
+        if odd := [name for name in names if "/" in name or not is_below(name)]:
+            raise ModelError(f"{folder / INDEX} is damaged: {odd[0]!r} is not a file beside it", remedy=COPY_AGAIN)
+        yield from (folder / name for name in sorted(names))
+
+
+def _matrices(file: Path) -> list[str]:
+    """List the names of the weights that are matrices. A file that is shorter than its header says is refused."""
+    try:
+        with file.open("rb"):  # for the reason: safetensors does not tell why a file cannot be opened
+            pass
+        with safe_open(file, framework="numpy") as weights:
+            return [name for name in weights.keys() if len(weights.get_slice(name).get_shape()) > 1]  # noqa: SIM118
+    except (OSError, ValueError) as error:  # ValueError: a NUL in a name
+        remedy = "Check its permissions." if isinstance(error, PermissionError) else COPY_AGAIN
+        raise ModelError(f"{file}: {getattr(error, 'strerror', None) or error}", remedy=remedy) from None
+    except SafetensorError as error:
+        raise ModelError(f"{file} is damaged, or was not copied whole: {error}", remedy=COPY_AGAIN) from None
+
+
+def _check_targets(profile: Profile, layers: set[str]) -> None:
+    short = {name.rpartition(".")[2] for name in layers}
+    for layer in profile.lora_targets:
+        if not any(name == layer or name.endswith(f".{layer}") for name in layers):
+            raise ConfigError(
+                f"lora_targets: {profile.base_model} has no layer {layer!r}{nearest(layer, short)}",
+                remedy=f"It has: {', '.join(sorted(short))}.",
+            )
+    if not profile.lora_targets:
+        raise ConfigError("method = lora needs lora_targets", remedy=f"Some of: {', '.join(sorted(short))}.")

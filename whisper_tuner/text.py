@@ -1,8 +1,10 @@
-"""Counts, sizes and durations as people read them."""
+"""Counts, sizes, durations and the time left, as people read them."""
 
 from __future__ import annotations
 
 import re
+
+FIRST_S = 5.0  # before that a rate says little
 
 
 def counted(count: int, noun: str) -> str:
@@ -38,3 +40,19 @@ def is_unicode(text: str) -> bool:
 def harmless(text: str) -> str:
     """Remove the characters that a terminal obeys, but for tabs and new lines: texts and names come from anywhere."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", text)
+
+
+class Pace:
+    """Estimates the time left of one thing that is done bit by bit. What the first look sees counts as done before."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, float] | None = None
+
+    def left(self, now: float, done: float, total: float) -> float | None:
+        """Return seconds; None in the first ones, before anything has moved, and at the end."""
+        if self._first is None or done < self._first[1]:
+            self._first = now, done
+        since, before = self._first
+        if now - since < FIRST_S or not before < done < total:
+            return None
+        return (total - done) * (now - since) / (done - before)

@@ -17,7 +17,7 @@ from whisper_tuner.data.check import check_manifest, check_usable
 from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import DataError, TunerError
-from whisper_tuner.model.check import check_model
+from whisper_tuner.hub import check_model
 from whisper_tuner.model.memory import best_bytes, profile_memory, shape_of, trained_parameters
 
 from .findings import Finding

@@ -20,8 +20,7 @@ from whisper_tuner.data.check import check_data
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest, write_manifest
 from whisper_tuner.data.steps import assign_shards, steps_in_epoch
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.hub import model_folder
-from whisper_tuner.model.check import check_model
+from whisper_tuner.hub import check_model, model_folder
 from whisper_tuner.model.memory import shape_of, trained_parameters
 
 from .automatic import Conditions, Measured, chosen

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from whisper_tuner.text import duration
-from whisper_tuner.time_left import FIRST_S, Pace
+from whisper_tuner.text import FIRST_S, Pace, duration
 
 from .log import problem_line
 

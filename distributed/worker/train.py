@@ -26,8 +26,8 @@ from whisper_tuner.data.steps import Cost
 from whisper_tuner.export.final import save_final
 from whisper_tuner.files import write_atomically
 from whisper_tuner.model.base_model import load_base, prepare, set_language
+from whisper_tuner.model.layers import split_wide_layers
 from whisper_tuner.model.memory import best_bytes
-from whisper_tuner.model.wide_layers import split_wide_layers
 
 from .audio_pull import AudioPull
 from .micro_batch import RAN_OUT_REMEDY, REMEDY, fit_into_memory, out_of_memory_told, share_of_memory

@@ -18,8 +18,7 @@ from whisper_tuner.data.batch_shapes import Lengths
 from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.labels import IGNORED
 from whisper_tuner.model.base_model import encode, whisper_of
-from whisper_tuner.model.padding_free import decoder_options, encode_joined
-from whisper_tuner.model.tied_weights import TiedWeights
+from whisper_tuner.model.layers import TiedWeights, decoder_options, encode_joined
 
 LOGITS_AT_ONCE = 512  # of 51,865 tokens each: 106 MB in float32, and as much for the gradient
 

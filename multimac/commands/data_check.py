@@ -219,8 +219,7 @@ def _heard(
     """Return what a model hears in all clips, decoded greedily; texts of an earlier check come from the cache."""
     from distributed.launcher.hearing import Listening, hear_together
     from exogym import device as devices
-    from whisper_tuner.eval.evaluation import GREEDY, compared, generation_settings
-    from whisper_tuner.eval.hearing import heard_in
+    from whisper_tuner.eval.evaluation import GREEDY, compared, generation_settings, heard_in
     from whisper_tuner.eval.text_cache import Decoding, TextCache
 
     fetch_model(name)

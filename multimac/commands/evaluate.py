@@ -28,9 +28,9 @@ from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.eval.evaluation import AUDIO_CONTEXTS, FALLBACK, GREEDY, Evaluation
 from whisper_tuner.eval.evaluation import evaluate as evaluate_model
-from whisper_tuner.eval.intervals import Interval, counts, wer_difference, wer_interval
-from whisper_tuner.eval.predictions import PREDICTIONS, write_predictions
+from whisper_tuner.eval.predictions import PREDICTIONS, counts, write_predictions
 from whisper_tuner.eval.text_cache import Decoding, TextCache
+from whisper_tuner.eval.wer import Interval, wer_difference, wer_interval
 from whisper_tuner.export.final import load_model
 from whisper_tuner.fact_store import CACHE, FactStore
 

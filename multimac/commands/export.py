@@ -28,10 +28,10 @@ from whisper_tuner.data.labels import is_multilingual
 from whisper_tuner.errors import ConfigError, ExitStatus, RunError
 from whisper_tuner.eval.evaluation import GREEDY, Evaluation, evaluate
 from whisper_tuner.eval.exported import LIMIT, decoded, is_off, speech_of
-from whisper_tuner.eval.intervals import counts, wer_difference, wer_interval
+from whisper_tuner.eval.predictions import counts
+from whisper_tuner.eval.wer import wer_difference, wer_interval
 from whisper_tuner.export.final import load_model
-from whisper_tuner.export.formats import Format, chosen
-from whisper_tuner.export.merged import Merged, Speech
+from whisper_tuner.export.formats import Format, Merged, Speech, chosen
 from whisper_tuner.paths import shown
 from whisper_tuner.text import size
 

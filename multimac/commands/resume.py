@@ -22,7 +22,7 @@ from multimac.view.preflight_view import show_preflight
 from multimac.view.terminal import Console
 from multimac.view.transfers import send
 from whisper_tuner.errors import ConfigError, ExitStatus, RunError
-from whisper_tuner.model.check import check_model
+from whisper_tuner.hub import check_model
 
 from .attach_stop import start
 

@@ -14,8 +14,8 @@ from whisper_tuner.data.formats.layouts import part_of
 from whisper_tuner.data.formats.lists import SUFFIXES
 from whisper_tuner.data.formats.rows import ID_COLUMNS, LANGUAGE_COLUMNS, SPEAKER_COLUMNS, BadRow, cell
 from whisper_tuner.errors import DataError
-from whisper_tuner.eval.intervals import Difference, Interval, wer_difference, wer_interval
 from whisper_tuner.eval.predictions import PREDICTIONS
+from whisper_tuner.eval.wer import Difference, Interval, wer_difference, wer_interval
 from whisper_tuner.files import read_table
 from whisper_tuner.paths import expanded
 

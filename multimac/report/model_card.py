@@ -8,8 +8,8 @@ from pathlib import Path
 
 from distributed.run_dir.summary import RunSummary
 from multimac.view.models import file_name
-from whisper_tuner.eval.intervals import wer_interval
 from whisper_tuner.eval.predictions import PREDICTIONS
+from whisper_tuner.eval.wer import wer_interval
 from whisper_tuner.text import counted
 
 from .asked import listed_clips

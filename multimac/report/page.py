@@ -25,8 +25,8 @@ from distributed.run_dir.summary import (
     read_history,
 )
 from multimac.view.models import file_name
-from whisper_tuner.eval.intervals import Difference
 from whisper_tuner.eval.predictions import Aligned, align
+from whisper_tuner.eval.wer import Difference
 from whisper_tuner.files import write_atomically
 from whisper_tuner.text import duration, size
 

@@ -12,8 +12,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.text import Text
 
 from distributed.launcher.follow import LINE_EVERY_S
-from whisper_tuner.text import duration, size
-from whisper_tuner.time_left import Pace
+from whisper_tuner.text import Pace, duration, size
 
 SHORT_S = 1.0  # what took less needs no last line
 Figure = Callable[[Task], str]

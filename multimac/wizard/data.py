@@ -53,7 +53,12 @@ Manifests = dict[str, Path]  # by kind: one to train on, and those that belong t
 def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data:
     offers, options = questions.once("offers", None, lambda: _found(config, console))
     while True:
-        answer = _choose(questions, options)
+        if options:
+            message, other, first = "Which recordings?", "another manifest or folder", options[0].value
+            answer = questions.select("data", message, options, first, other=other, check=_check)
+        else:
+            message = "Your recordings: a manifest (CSV, TSV, JSON), or a folder of any layout in docs/data.md:"
+            answer = questions.text("data", message, "", _check)
         path = typed_path(answer).absolute()
         try:
             if answer in offers:
@@ -110,57 +115,32 @@ def beside(manifest: Path) -> Manifests:
     return next((files for files in groups if files.get("train") == manifest), {"train": manifest})
 
 
-def rows(path: Path) -> int:
-    """Tell about how many clips a manifest names."""
-    with path.open("rb") as file:
-        lines = sum(1 for line in file if line.strip())
-    return lines if path.suffix.lower() in (".jsonl", ".ndjson") else lines - 1
-
-
-def _new_names(manifest: Path, kinds: Iterable[str]) -> Manifests:
-    """Name files beside a manifest that do not exist yet: mine.csv -> mine-train.csv, mine-test.csv."""
-    match = STEM.fullmatch(manifest.stem)
-    stem = (match[1] if match else manifest.stem) or "split"
-    offers = ({kind: manifest.with_name(f"{name}-{kind}.csv") for kind in kinds} for name in numbered(stem))
-    return next(files for files in offers if not any(path.exists() for path in files.values()))
-
-
 def _found(config: ConfigFile, console: Console) -> tuple[dict[str, Data], list[Option]]:
+    """Find the data by section, else by the path of the training manifest. None stands there twice."""
+    offers: dict[str, Data] = {}
     with working(console, "looking for manifests"):
-        offers = _offers(config)
+        for name in config.names("dataset"):
+            values, folder = config.section("dataset", name).values, config.path.parent
+            manifests = {kind: (folder / expanded(values[kind])).absolute() for kind in KINDS if values.get(kind)}
+            if "train" in manifests:
+                offers[name] = Data(section=name, language=values.get("language", ""), manifests=manifests)
+        known = {data.manifests["train"] for data in offers.values()}
+        found = [files for files in find(Path.cwd()) if files["train"] not in known]
+        offers |= {str(files["train"]): Data(manifests=files) for files in found}
         return offers, [_option(name, data) for name, data in offers.items()]
-
-
-def _offers(config: ConfigFile) -> dict[str, Data]:
-    """Return the data by section, else by the path of the training manifest. None stands there twice."""
-    offers = {}
-    for name in config.names("dataset"):
-        values, folder = config.section("dataset", name).values, config.path.parent
-        manifests = {kind: (folder / expanded(values[kind])).absolute() for kind in KINDS if values.get(kind)}
-        if "train" in manifests:
-            offers[name] = Data(section=name, language=values.get("language", ""), manifests=manifests)
-    known = {data.manifests["train"] for data in offers.values()}
-    found = {str(files["train"]): Data(manifests=files) for files in find(Path.cwd()) if files["train"] not in known}
-    return offers | found
 
 
 def _option(name: str, data: Data) -> Option:
     train = data.manifests["train"]
-    count = f"{rows(train)} clips" if train.is_file() else "a folder" if train.is_dir() else "not there"
+    count = "a folder" if train.is_dir() else "not there"
+    if train.is_file():  # about as many as it has lines
+        with train.open("rb") as file:
+            lines = sum(1 for line in file if line.strip())
+        count = f"{lines if train.suffix.lower() in ('.jsonl', '.ndjson') else lines - 1} clips"
     others = [kind for kind in KINDS[1:] if kind in data.manifests]
     more = f", with {' and '.join(others)}" if others else ""
     label = f"{name} ({shown(train)})" if data.section else str(shown(train))
     return Option(value=name, short=data.section or label, title=f"{label}: {count}{more}")
-
-
-def _choose(questions: Questions, options: list[Option]) -> str:
-    if not options:
-        message = "Your recordings: a manifest (CSV, TSV, JSON), or a folder of any layout in docs/data.md:"
-        return questions.text("data", message, "", _check)
-    default = options[0].value
-    return questions.select(
-        "data", "Which recordings?", options, default, other="another manifest or folder", check=_check
-    )
 
 
 def _check(text: str) -> None:
@@ -262,10 +242,15 @@ def _ask_split(questions: Questions, data: Data, console: Console) -> None:
         return
     try:
         done = questions.once("split", (_stamps(data), missing), lambda: split(data.samples["train"], missing))
-        data.split = _new_names(data.manifests["train"], done.parts)
     except ValueError as error:
         console.print(f"Not split: {error}.", style="yellow")
         return
+    # Files beside the manifest that do not exist yet: mine.csv -> mine-train.csv, mine-test.csv.
+    manifest = data.manifests["train"]
+    match = STEM.fullmatch(manifest.stem)
+    stem = (match[1] if match else manifest.stem) or "split"
+    offers = ({kind: manifest.with_name(f"{name}-{kind}.csv") for kind in done.parts} for name in numbered(stem))
+    data.split = next(files for files in offers if not any(path.exists() for path in files.values()))
     data.samples |= done.parts
     listed = ", ".join(f"{shown(data.split[kind])}: {len(part)} clips" for kind, part in done.parts.items())
     console.print(f"{listed} (written at the end)")

@@ -69,8 +69,8 @@ class Group:
 class Draft:
     config_path: Path
     config_text: str
-    model: Model | None = None
-    data: Data | None = None
+    model: Model
+    data: Data
     language: str = ""
     method: str = "full"
     settings: dict[str, str] = field(default_factory=dict)  # epochs, learning_rate, batch_size, and BEST if wanted
@@ -89,7 +89,8 @@ class Draft:
 
     def sections(self) -> list[Section]:
         """Return the sections to be added to config.ini, or replaced in it."""
-        data, found = self.data, []
+        data = self.data
+        found: list[Section] = []
         paths = data.manifests | data.split
         manifests = {kind: self._inside(paths[kind]) for kind in KINDS if kind in paths}
         model = self.model
@@ -171,7 +172,11 @@ def with_sections(text: str, sections: Sequence[Section]) -> str:
         parts = HEADER.split(text)
         old = next((number for number, part in enumerate(parts) if part.startswith(f"[{header}]")), None)
         if old is not None:
-            parts[old] = body + _tail(parts[old])
+            lines = parts[old].splitlines(keepends=True)
+            end = len(lines)  # comments and blank lines at a section's end belong to the next one
+            while end and (not (line := lines[end - 1].strip()) or line.startswith(("#", ";"))):
+                end -= 1
+            parts[old] = body + "".join(lines[end:])
             text = "".join(parts)
         else:
             gap = "" if not text else newline if text.endswith("\n") else newline * 2
@@ -188,10 +193,3 @@ def read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError):
         ConfigFile(path)  # says what is wrong with it, and where
         raise
-
-
-def _tail(section: str) -> str:
-    """Return the comments and blank lines at a section's end: they belong to the next one."""
-    lines = reversed(section.splitlines(keepends=True))
-    tail = itertools.takewhile(lambda line: not line.strip() or line.lstrip().startswith(("#", ";")), lines)
-    return "".join(reversed(list(tail)))

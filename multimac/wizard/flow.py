@@ -20,17 +20,16 @@ from rich.table import Table
 from multimac.commands.options import CONFIG, Config, command
 from multimac.view.terminal import Console
 from whisper_tuner.config import KINDS as SECTION_KINDS
+from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.interrupts import as_ctrl_c
 from whisper_tuner.paths import shown
 
 from .data import ask_data
 from .draft import Draft, numbered, read_text
-from .hosts import ask_hosts
-from .language import ask_language
-from .model import ask_method, ask_model, ask_settings, this_machine
+from .hosts import ask_hosts, ask_strategy
+from .model import ask_language, ask_method, ask_model, ask_settings, this_machine
 from .questions import Back, Option, Questions, write_answers
-from .strategy import ask_strategy
 
 NOW, LATER, LEAVE = "now", "later", "leave"
 
@@ -81,13 +80,14 @@ def _ask_all(questions: Questions, config: Path, scratch: Path, console: Console
 
 def _ask(questions: Questions, config: Path, scratch: Path, console: Console) -> tuple[Draft, str]:
     """Ask every question, to the last one. Raises Back."""
-    draft = Draft(config_path=config, config_text=questions.once("config", config, lambda: read_text(config)))
+    text = questions.once("config", config, lambda: read_text(config))
     keys = "Enter accepts the suggestion; Shift-Tab goes back to the question before.\n"
     keys += "Esc or Ctrl-C quits and changes nothing."
     banner = f"Fine-tune Whisper on your own speech\n{this_machine()}\n{keys}"
     console.print(Panel(banner, expand=False))
-    draft.model = ask_model(questions, draft.config)
-    draft.data = ask_data(questions, draft.config, console)
+    model = ask_model(questions, ConfigFile(config, text))
+    data = ask_data(questions, ConfigFile(config, text), console)
+    draft = Draft(config_path=config, config_text=text, model=model, data=data)
     draft.language = ask_language(questions, draft, console)
     draft.method = ask_method(questions, draft.model)
     draft.settings = ask_settings(questions, draft, console)
@@ -110,8 +110,18 @@ def _ask(questions: Questions, config: Path, scratch: Path, console: Console) ->
 
 def _ask_name(questions: Questions, draft: Draft) -> None:
     """Ask for the name of the new sections; existing ones are replaced only if the user says so."""
+
+    def check(text: str) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", text):
+            raise ValueError("letters, digits, '-', '_' and '.' only")
+
+    known = {name for kind in SECTION_KINDS for name in draft.config.names(kind)}
+    train = draft.data.manifests["train"]
+    place = (train if train.is_dir() else train.parent).resolve()  # it may be ../recordings
+    stem = re.sub(r"[^\w.-]+", "-", f"{draft.data.section or place.name}-{draft.method}", flags=re.ASCII).strip("-._")
+    free = next(name for name in numbered(stem) if not known & {name, f"{name}-hosts"})
     while True:
-        draft.name = questions.text("name", "Name for this profile:", _free_name(draft), _check_name)
+        draft.name = questions.text("name", "Name for this profile:", free, check)
         headers = [header for header, _ in draft.sections()]
         taken = ", ".join(f"[{header}]" for header in headers if draft.config.has(*header.split(":", 1)))
         if not taken or questions.confirm("overwrite", f"{taken} would be replaced. Go ahead?", False):
@@ -119,20 +129,6 @@ def _ask_name(questions: Questions, draft: Draft) -> None:
         if not questions.interactive:
             what = f"name = {draft.name}: {taken} would be replaced"
             raise ConfigError(what, remedy="Choose another name, or answer overwrite = yes.")
-
-
-def _check_name(text: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", text):
-        raise ValueError("letters, digits, '-', '_' and '.' only")
-
-
-def _free_name(draft: Draft) -> str:
-    known = {name for kind in SECTION_KINDS for name in draft.config.names(kind)}
-    train = draft.data.manifests["train"]
-    place = (train if train.is_dir() else train.parent).resolve()  # it may be ../recordings
-    title = f"{draft.data.section or place.name}-{draft.method}"
-    stem = re.sub(r"[^\w.-]+", "-", title, flags=re.ASCII).strip("-._")
-    return next(name for name in numbered(stem) if not known & {name, f"{name}-hosts"})
 
 
 def _show(draft: Draft, console: Console) -> None:

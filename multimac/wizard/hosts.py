@@ -1,26 +1,42 @@
-"""Asks which machines train: this one, those of the hosts file, or new ones. They are checked until all is well."""
+"""Asks which machines train, and with which strategy.
+
+They are this one, those of the hosts file, or new ones, which are checked until all is well; then a probe tells what
+each strategy promises.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import re
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
 from distributed.checkup.facts import Report, unique
 from distributed.checkup.preflight import preflight
+from distributed.checkup.speed import Speed, measure, remember, step_of_all
+from distributed.hosts.each import on_each
 from distributed.hosts.interfaces import route_to
+from distributed.plan.automatic import FEWEST_ROUNDS, Conditions, Measured, chosen
 from distributed.plan.hosts_file import HOSTS_FILE, load_hosts
 from distributed.plan.rendezvous import check_is_this_machine
+from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, Hosts
 from multimac.commands.hosts import hosts_setup
 from multimac.view.preflight_view import show
 from multimac.view.progress import working
+from multimac.view.transfers import transfers
+from whisper_tuner.config import Profile
+from whisper_tuner.data.steps import steps_in_epoch
 from whisper_tuner.errors import ConfigError, HostError, TunerError
+from whisper_tuner.model.memory import trained_parameters
 from whisper_tuner.paths import expanded
+from whisper_tuner.text import size
 
 from .draft import Draft, Group, numbered
 from .questions import Option, Questions
@@ -31,12 +47,26 @@ ALONE, HOSTS, NEW = "alone", "hosts", "new"
 AGAIN = Option(value="again", short="check again", title="check again (first do what it says, in another terminal)")
 OTHERS = Option(value=NEW, title="enter other addresses, user or key")
 GIVE_UP = Option(value=ALONE, title="train on this machine alone")
+SMALL_SHARE = 0.2  # of a step; agreeing at each may take so much
+STRATEGIES = {
+    "diloco": "DiLoCo: agree every few steps; for home networks and large models",
+    "allreduce": "AllReduce: agree at every step; the same as on one machine, but much traffic",
+}
 
 
 def ask_hosts(questions: Questions, draft: Draft, scratch: Path, console: Console) -> Group | None:
     """Return machines that passed the preflight; None: this machine alone. Writes only into `scratch`."""
-    path, group = Path.cwd() / HOSTS_FILE, None
-    where = _where(questions, path)
+    path = Path.cwd() / HOSTS_FILE
+    group: Group | None = None
+    options = [Option(value=ALONE, title="on this machine alone")]
+    if path.exists():
+        options.append(Option(value=HOSTS, title=f"on the machines in {path.name}"))
+        options.append(Option(value=NEW, title="on other machines: asks for their addresses"))
+    else:
+        title = "on several machines, over SSH (asks for their addresses)"
+        options.append(Option(value=NEW, short="on several machines", title=title))
+    default = HOSTS if path.exists() else ALONE
+    where = questions.select("where", "Where do you want to train?", options, default)
     while where != ALONE:
         try:
             if where == NEW:
@@ -57,17 +87,6 @@ def ask_hosts(questions: Questions, draft: Draft, scratch: Path, console: Consol
     return None
 
 
-def _where(questions: Questions, path: Path) -> str:
-    options = [Option(value=ALONE, title="on this machine alone")]
-    if path.exists():
-        options.append(Option(value=HOSTS, title=f"on the machines in {path.name}"))
-        options.append(Option(value=NEW, title="on other machines: asks for their addresses"))
-    else:
-        title = "on several machines, over SSH (asks for their addresses)"
-        options.append(Option(value=NEW, short="on several machines", title=title))
-    return questions.select("where", "Where do you want to train?", options, HOSTS if path.exists() else ALONE)
-
-
 def _ask_new(questions: Questions, path: Path, scratch: Path) -> Group:
     """Ask for what a hosts file needs: the addresses, and how SSH logs in. Raises ConfigError, HostError."""
 
@@ -85,7 +104,12 @@ def _ask_new(questions: Questions, path: Path, scratch: Path) -> Group:
     user = questions.text("ssh_user", "User name there (empty: ssh decides):", getpass.getuser())
     key = questions.text("ssh_key_path", "Private key (empty: ssh decides):", "", check_key)
     login = {name: value for name, value in (("ssh_user", user), ("ssh_key_path", key)) if value}
-    hosts = _hosts_of(scratch, master=_master(questions, workers[0]), workers=workers, **login)
+    try:  # this machine's address, as that worker sees it
+        master = questions.once("route", workers[0], lambda: route_to(workers[0])).address
+    except HostError:  # the routing table cannot tell
+        message, name = "This machine's address, as the others see it:", socket.gethostname()
+        master = questions.text("master", message, name, lambda text: check_is_this_machine(Host(address=text)))
+    hosts = _hosts_of(scratch, master=master, workers=workers, **login)
     free = next(name for name in map(path.with_stem, numbered(path.stem)) if not name.exists())
     return Group(hosts=hosts, path=free, text=(scratch / HOSTS_FILE).read_text())
 
@@ -102,15 +126,6 @@ def _hosts_of(scratch: Path, **values: object) -> Hosts:
         return load_hosts(path)
     except ConfigError as error:
         raise ConfigError(str(error).partition(": ")[2]) from None  # its place is in a file that nobody knows
-
-
-def _master(questions: Questions, worker: str) -> str:
-    """Return this machine's address, as that worker sees it; asked for only if the routing table cannot tell."""
-    try:
-        return questions.once("route", worker, lambda: route_to(worker)).address
-    except HostError:
-        message, default = "This machine's address, as the others see it:", socket.gethostname()
-        return questions.text("master", message, default, lambda text: check_is_this_machine(Host(address=text)))
 
 
 def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> None:
@@ -147,3 +162,115 @@ def _look(questions: Questions, draft: Draft, group: Group, console: Console) ->
     report = questions.once("preflight", asked, look, may_stay=lambda report: not report.errors)
     show(console, report, errors=False)
     return report
+
+
+def ask_strategy(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> None:
+    """Fill draft.group and draft.strategy, unless the user prefers to train on this machine alone."""
+    speeds = _probe(questions, draft, group, scratch, console)
+    hosts, shape = len(group.hosts.all), draft.model.shape
+    measured = max((speed.trainable for speed in speeds), default=0)
+    profile = Profile(base_model=draft.model.base_model, train=Path(), method=draft.method)
+    trained = measured or (trained_parameters(shape, profile) if shape else 0)
+    clips, batch_size = len(draft.data.samples["train"]), int(draft.settings["batch_size"])
+    dealt_over = draft.job().with_strategy("diloco").dealt_over
+    steps = steps_in_epoch(clips, hosts, batch_size, dealt_over) * int(draft.settings["epochs"])
+    known = Measured(bytes_s=group.bytes_s, spare_bytes=group.spare_bytes, step_s=step_of_all(speeds))
+    conditions = Conditions(parameters=trained, hosts=hosts, steps=steps, measured=known)
+    suggested = suggested_strategy(conditions)
+    job, rounds = chosen(draft.job().with_strategy("diloco"), conditions)
+    if suggested == "diloco":
+        waiting = conditions.waiting(job.strategy_config(conditions.steps))
+    else:
+        waiting, assumed = waiting_at_every_step(conditions), "as measured" if group.bytes_s else "assumed"
+        sent, rate = size(conditions.round_bytes()), f"{conditions.bytes_s * 8e-6:.0f} Mbit/s"
+        rounds = f"in each step a host sends {sent}: {conditions.exchange_s():.1f} s at {rate}, {assumed}"
+    times = speed_up(speeds, waiting)
+    if conditions.parameters:
+        console.print(f"{rounds[0].upper()}{rounds[1:]}.", markup=False, soft_wrap=True)
+    promise = "not measured" if times is None else f"{times:.1f} times"
+    console.print(f"Estimated speed-up over this machine alone: {promise}.")
+    worth_it = times is None or times > 1.1 or not questions.interactive  # an answers file that names hosts means them
+    if questions.confirm("together", f"Train on these {hosts} machines together?", worth_it):
+        draft.group = group
+        draft.strategy = _choose(questions, conditions.steps, suggested, job.distribution.communication_interval)
+
+
+def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> list[Speed]:
+    """Measure each machine with three training steps, if the user wants it, and show what came of it."""
+    message = "Measure each machine's speed with three training steps? (sends the model and some clips)"
+    if not questions.confirm("probe", message, True):
+        return []
+    job = draft.job()
+
+    def try_steps() -> list[Speed]:
+        with contextlib.ExitStack() as stack:
+            remotes: list[Remote] = on_each(group.hosts.workers, Remote.connect)
+            for remote in remotes:
+                stack.callback(remote.close)
+            samples = draft.data.samples["train"]
+            show = stack.enter_context(transfers(console))
+            console.print("three training steps on all machines at once; this usually takes less than a minute")
+            speeds = measure(job, samples, group.hosts, remotes, scratch, show, group.machine_workers)
+            remember(job, group.hosts, speeds)
+            return speeds
+
+    def all_measured(speeds: Sequence[Speed]) -> bool:
+        return all(speed.clips_s is not None for speed in speeds)
+
+    try:
+        speeds = questions.once("speed", (draft.job_of_machines(), group.hosts), try_steps, may_stay=all_measured)
+    except (TunerError, OSError) as error:
+        console.print(f"The speed could not be measured: {error}", style="yellow", soft_wrap=True)
+        return []
+    table = Table(header_style="bold")
+    for column in ("machine", "clips/s", "seconds a step"):
+        table.add_column(column, overflow="fold", justify="left" if column == "machine" else "right")
+    for speed in speeds:
+        cells = (f"{speed.clips_s:.1f}", f"{speed.step_s:.2f}") if speed.clips_s else ("not measured", "")
+        table.add_row(speed.host, *cells)
+    console.print(table)
+    for speed in speeds:
+        if speed.problem:
+            console.print(f"{speed.host}: {speed.problem}", style="yellow", soft_wrap=True)
+    return speeds
+
+
+def _choose(questions: Questions, most: int, suggested: str, steps: int) -> dict[str, str]:
+    options = [Option(value=name, short=title.split(":")[0], title=title) for name, title in STRATEGIES.items()]
+    message = "How should the machines agree on their weights? (docs/strategies.md has more ways)"
+    settings = {"strategy": questions.select("strategy", message, options, suggested)}
+    if settings["strategy"] == "diloco":
+        key, most = "communication_interval", max(1, most)
+        message = f"Steps between two agreements (of {most}; fewer learn better but send more):"
+
+        def check(text: str) -> None:
+            if not text.isdigit() or not 1 <= int(text) <= most:
+                raise ValueError(f"expected a whole number from 1 to {most}")
+
+        settings[key] = questions.text(key, message, str(min(steps, most)), check)
+    return settings
+
+
+def speed_up(speeds: Sequence[Speed], waiting: float) -> float | None:
+    """Tell how many times as fast as the first machine (the master) alone they are; None if one was not measured.
+
+    Every host gets clips in proportion to its speed. What a step takes beside its clips is left out: alone, the master
+    makes as many steps, of more clips. waiting: the part of the time that all wait for the network.
+    """
+    rates = [speed.clips_s for speed in speeds if speed.clips_s is not None]
+    if not rates or len(rates) < len(speeds):
+        return None
+    return sum(rates) / rates[0] * (1 - waiting)
+
+
+def waiting_at_every_step(conditions: Conditions) -> float:
+    """Return the part of the time that AllReduce takes."""
+    exchange_s = conditions.exchange_s()
+    return exchange_s / (exchange_s + conditions.step_s)
+
+
+def suggested_strategy(conditions: Conditions) -> str:
+    """Choose AllReduce where agreeing at every step costs little, or where a run is too short for rounds."""
+    is_known = conditions.parameters > 0
+    cheap = is_known and conditions.exchange_s() <= SMALL_SHARE * conditions.step_s
+    return "allreduce" if cheap or conditions.steps < 2 * FEWEST_ROUNDS else "diloco"

@@ -1,10 +1,11 @@
-"""Asks what to train: model, method, and the few settings that matter; shows the memory of each."""
+"""Asks what to train: model, method, the language of the speech, and the few settings that matter."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache, partial
 from importlib import metadata
@@ -15,10 +16,13 @@ from rich.console import Console
 from distributed.checkup.programs import is_macos, output_of
 from distributed.hosts.paths import PROJECT
 from exogym.config import TRUE, parse
+from multimac.view.progress import working
 from whisper_tuner.config import ConfigFile, Profile
-from whisper_tuner.data.labels import MULTILINGUAL_VOCABULARY
+from whisper_tuner.data.labels import MULTILINGUAL_VOCABULARY, token_limit
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.hub import HUB_ID, settings_of
+from whisper_tuner.eval.spoken_language import languages_heard
+from whisper_tuner.hub import HUB_ID, folder_here, settings_of
+from whisper_tuner.languages import language_code
 from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import MPS_SHARE, profile_memory, shape_of
 from whisper_tuner.paths import expanded, shown
@@ -52,6 +56,8 @@ SETTINGS = {
     "batch_size": "Clips per step of all machines together (more are faster):",
 }
 NO_BETTER = 3  # epochs
+CLIPS = 5  # to guess the language from
+LISTENING_S = 20.0  # most of it is the loading of torch and of the model
 ENOUGH_CLIPS = 20  # of validation: with fewer its loss says little
 BEST = {"keep_best": "true", "early_stopping": str(NO_BETTER)}
 
@@ -85,8 +91,14 @@ def ask_method(questions: Questions, model: Model) -> str:
 
 
 def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[str, str]:
-    defaults, settings = _defaults(draft), {}
-    clips = len(draft.data.samples["train"])
+    """Ask for epochs, rate and batch size, and for the best epoch where validation can tell it.
+
+    Suggestions are those of a profile with the same model, data and method, else those that suit the model's size.
+    """
+    model, method, clips, own = draft.model, draft.method, len(draft.data.samples["train"]), _alike(draft)
+    usual, batch = _learning_rate(model, method), next((n for n in (8, 4, 2) if fits(model, method, n)), 1)
+    defaults = {"epochs": "5", "learning_rate": usual, "batch_size": str(batch)}
+    defaults |= {key: own[key] for key in SETTINGS if key in own}
     if clips:
         defaults["batch_size"] = str(min(int(defaults["batch_size"]), clips))
 
@@ -95,28 +107,69 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
         if key == "batch_size" and clips and int(text) > clips:
             raise ValueError(f"there are {clips} training clips, and a step cannot have more")
         if key == "learning_rate" and float(with_point(text)) > LARGEST_RATE:
-            usual = _learning_rate(draft.model, draft.method)
             raise ValueError(f"above {LARGEST_RATE:g} a model forgets all it knows; usual for this one: {usual}")
 
+    settings = {}
     for key, message in SETTINGS.items():
         settings[key] = with_point(questions.text(key, message, defaults[key], partial(check, key)))
-    _tell_parts(draft, int(settings["batch_size"]), console)
+    batch = int(settings["batch_size"])
+    longest = max((sample.duration_s for sample in draft.data.samples.get("train", ())), default=None)
+    if not fits(model, method, batch, longest):  # no mistake: see distributed/worker/micro_batch.py
+        needed = size(memory_needed(model, method, batch, longest))
+        what = f"A step of {batch} clips would need {needed} of memory; this machine has {size(memory_here())}."
+        what += " It is computed in smaller parts; the result is the same."
+        console.print(what, style="yellow", soft_wrap=True)
     if "validation" in draft.data.samples and int(settings["epochs"]) > 1:
-        own, enough = _alike(draft), len(draft.data.samples["validation"]) >= ENOUGH_CLIPS
+        enough = len(draft.data.samples["validation"]) >= ENOUGH_CLIPS
         suggested = own["keep_best"].lower() in TRUE if "keep_best" in own else enough
         message = f"Take the best epoch by validation, and stop after {NO_BETTER} that are no better?"
         settings |= BEST if questions.confirm("keep_best", message, suggested) else {}
     return settings
 
 
-def _tell_parts(draft: Draft, batch: int, console: Console) -> None:
-    """Tell that a batch is too large for the memory, which is no mistake: see distributed/worker/micro_batch.py."""
-    longest = max((sample.duration_s for sample in draft.data.samples.get("train", ())), default=None)
-    if fits(draft.model, draft.method, batch, longest):
-        return
-    needed = size(memory_needed(draft.model, draft.method, batch, longest))
-    what = f"A step of {batch} clips would need {needed} of memory; this machine has {size(memory_here())}."
-    console.print(f"{what} It is computed in smaller parts; the result is the same.", style="yellow", soft_wrap=True)
+def ask_language(questions: Questions, draft: Draft, console: Console) -> str:
+    """Return the code of a language; "" for an English-only model, which is told none."""
+    if not is_multilingual(draft.model):
+        return ""
+    # That of the data's section, else of the data itself, else what the profile inherits.
+    draft.language = draft.data.language
+    inherited = draft.extended_config().profile_values(draft.name).values.get("language", "")
+    default = draft.data.language or draft.data.stated_language or inherited
+    if not default and questions.interactive:
+        default = _guessed(questions, draft, console)
+
+    def check(text: str) -> None:
+        language_code(text)
+        if Path(draft.model.base_model).is_dir():
+            token_limit(draft.model.base_model, language=text)
+
+    return language_code(questions.text("language", "Language of the speech (en, fr, German, ...):", default, check))
+
+
+def _guessed(questions: Questions, draft: Draft, console: Console) -> str:
+    """Guess what the model hears in most of a few clips, if it is on this disk; nothing is downloaded."""
+    # Some of the longer half, from all over the list.
+    samples = draft.data.samples["train"]
+    longer = sorted(samples, key=lambda sample: -sample.duration_s)[: max(CLIPS, len(samples) // 2)]
+    longer.sort(key=lambda sample: sample.line)
+    clips = [longer[place * len(longer) // CLIPS].audio for place in range(min(CLIPS, len(longer)))]
+
+    def listen() -> list[str]:
+        folder = folder_here(draft.model.base_model)
+        if folder is None:
+            return []
+        with working(console, f"listening to {len(clips)} clips (up to {LISTENING_S:.0f} s)"):
+            return languages_heard(folder, clips, LISTENING_S)
+
+    found = questions.once("listen", (draft.model.base_model, clips), listen)
+    if not found:
+        return ""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    [(code, count)] = Counter(found).most_common(1)
+    name = LANGUAGES.get(code, code).title()
+    console.print(f"A guess of this model: it sounds like {name} in {count} of {len(found)} clips.", markup=False)
+    return code if count > len(found) / 2 else ""
 
 
 def with_point(number: str) -> str:
@@ -231,7 +284,7 @@ def _option(name: str, model: Model) -> Option:
 
 
 def _fitting(model: Model) -> list[str]:
-    """The methods for which there is enough memory, in the order of METHODS; if for none, those for short clips."""
+    """List the methods that there is memory for, in the order of METHODS; if for none, those for short clips."""
     for clip_s in (None, SHORT_S):
         if fitting := [method for method in METHODS if fits(model, method, clip_s=clip_s)]:
             return fitting
@@ -253,15 +306,6 @@ def _check_model(text: str, config: ConfigFile) -> None:
     is_multilingual(model)
     if not _fitting(model):
         raise ValueError(_unfit(model))
-
-
-def _defaults(draft: Draft) -> dict[str, str]:
-    """Take the settings of a profile with the same model, data and method, else those that suit the model's size."""
-    model, method = draft.model, draft.method
-    batch = next((count for count in (8, 4, 2) if fits(model, method, count)), 1)
-    found = {"epochs": "5", "learning_rate": _learning_rate(model, method), "batch_size": str(batch)}
-    own = _alike(draft)
-    return found | {key: own[key] for key in SETTINGS if key in own}
 
 
 def _alike(draft: Draft) -> Mapping[str, str]:

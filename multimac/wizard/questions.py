@@ -1,5 +1,6 @@
 """Asks questions on the terminal, or answers them from a file. Esc and Ctrl-C raise KeyboardInterrupt, Shift-Tab Back.
 
+To go back a question, the wizard starts again and takes all before it from the Journal of what was asked and done.
 A file of answers is JSON (one object) or INI (one section [answers]).
 """
 
@@ -11,19 +12,22 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import questionary
 from prompt_toolkit.key_binding import KeyBindings, merge_key_bindings
 
 from exogym.config import FALSE, TRUE, nearest
 from multimac.view.terminal import Console
+from whisper_tuner.config import IniParser
 from whisper_tuner.errors import ConfigError, TunerError
 from whisper_tuner.files import write_atomically
 from whisper_tuner.json_text import parse_json
 from whisper_tuner.text import is_unicode
 
-from .journal import Done, Journal
-
+T = TypeVar("T")
+E = TypeVar("E", "Asked", "Done")
+FAILURES = (TunerError, OSError, ValueError)  # outcomes of what is done once
 SECTION = "answers"
 EXAMPLE = "The wizard's --save-answers FILE writes a correct one."
 # Every question that can be answered from a file. A missing answer takes the default that the question shows.
@@ -61,6 +65,118 @@ Check = Callable[[str], object]  # raises OSError, ValueError or TunerError for 
 
 
 @dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A question and its answer. what: the question's words. lasting: whether one may go back to it."""
+
+    what: str
+    default: str
+    answer: str
+    lasting: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """Something that took time. what: its name, and all that decides its outcome. for_good: it cannot be undone."""
+
+    what: tuple[str, object]
+    value: Any = None
+    error: Exception | None = None
+    for_good: bool = False
+
+
+class Journal:
+    """The wizard asks and does the same in each pass; what stands here is neither asked nor done again."""
+
+    def __init__(self) -> None:
+        self._entries: list[Asked | Done] = []
+        self._at = 0  # those before it were gone through in this pass
+        self._undone: list[Asked | Done] = []  # by going back; the last one that fits counts
+
+    @property
+    def can_go_back(self) -> bool:
+        return self._before() is not None
+
+    def go_back(self) -> None:
+        """Begin a pass that ends at the question before the one that waits."""
+        place = self._before()
+        self._undone += self._entries[place:]
+        del self._entries[place:]
+        self._at = 0
+
+    def answer(self, what: str, default: str, ask: Callable[[str], str], *, lasting: bool = True) -> str:
+        """Return the answer. ask: takes the answer to suggest, which is an earlier one if the default is the same."""
+        if old := self._next(Asked, what):
+            return old.answer
+        earlier = self._fitting(Asked, what)
+        given = ask(earlier[-1].answer if earlier and earlier[-1].default == default else default)
+        self._add(Asked(what=what, default=default, answer=given, lasting=lasting))
+        return given
+
+    def once(
+        self,
+        name: str,
+        inputs: object,
+        do: Callable[[], T],
+        *,
+        may_stay: Callable[[T], bool] = lambda value: True,
+        for_good: bool = False,
+    ) -> T:
+        """Return or raise what `do` does; its outcome must follow from `inputs`, since it is kept.
+
+        may_stay: tells whether an outcome still counts after its question is asked again.
+        """
+        what = (name, inputs)
+        old = self._next(Done, what)
+        if old is None:
+            earlier = [one for one in self._fitting(Done, what) if not one.error and may_stay(one.value)]
+            old = earlier[-1] if earlier else self._tried(what, do, for_good=for_good)
+            self._add(old)
+        if old.error:
+            raise old.error
+        return old.value
+
+    def _before(self) -> int | None:
+        """Find the question to which one goes back: not one whose answer was carried out for good."""
+        carried_out = False
+        for place in range(len(self._entries) - 1, -1, -1):
+            entry = self._entries[place]
+            if isinstance(entry, Done):
+                carried_out = carried_out or entry.for_good
+            elif carried_out:
+                carried_out = False
+            elif entry.lasting:
+                return place
+        return None
+
+    def _next(self, kind: type[E], what: object) -> E | None:
+        """Return the entry that comes next in this pass, if it is this one."""
+        if self._at == len(self._entries):
+            return None
+        entry = self._entries[self._at]
+        if isinstance(entry, kind) and entry.what == what:
+            self._at += 1
+            return entry
+        self._undone += self._entries[self._at :]  # something else has changed since, such as a file
+        del self._entries[self._at :]
+        return None
+
+    def _fitting(self, kind: type[E], what: object) -> list[E]:
+        return [entry for entry in self._undone if isinstance(entry, kind) and entry.what == what]
+
+    def _add(self, entry: Asked | Done) -> None:
+        """Add an entry; a question that is asked once more in this pass, or what is tried again, begins afresh."""
+        self._undone = [one for one in self._undone if type(one) is not type(entry) or one.what != entry.what]
+        self._entries.append(entry)
+        self._at = len(self._entries)
+
+    def _tried(self, what: tuple[str, object], do: Callable[[], T], *, for_good: bool) -> Done:
+        try:
+            return Done(what=what, value=do(), for_good=for_good)
+        except FAILURES as error:
+            return Done(what=what, error=error, for_good=for_good)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Option:
     """`short` stays on the screen once the option is chosen; `unfit` says why it cannot be chosen."""
 
@@ -95,9 +211,9 @@ class Questions(Journal):
         self.taken.clear()
         self._console.quiet = True
 
-    def _tried(self, *what, **how) -> Done:
+    def _tried(self, what: tuple[str, object], do: Callable[[], Any], *, for_good: bool) -> Done:
         self._console.quiet = False
-        return super()._tried(*what, **how)
+        return super()._tried(what, do, for_good=for_good)
 
     def select(
         self, key: str, message: str, options: Sequence[Option], default: str, other: str = "", check: Check = str
@@ -130,6 +246,10 @@ class Questions(Journal):
         return self.taken[key]
 
     def confirm(self, key: str, message: str, default: bool) -> bool:
+        def check(answer: str) -> None:
+            if answer.lower() not in TRUE | FALSE:
+                raise ValueError("expected yes or no")
+
         def ask(suggested: str) -> str:
             return "yes" if self._ask(questionary.confirm(message, default=suggested == "yes")) else "no"
 
@@ -137,7 +257,7 @@ class Questions(Journal):
         if self.interactive:
             self.taken[key] = self.answer(message, usual, ask)
         else:
-            self._read(key, usual, _check_yes_or_no)
+            self._read(key, usual, check)
         return self.taken[key].lower() in TRUE
 
     def again(self, message: str, options: Sequence[Option], error: TunerError) -> str:
@@ -179,7 +299,7 @@ class Questions(Journal):
 
         return self.answer(message, default, ask, lasting=lasting)
 
-    def _ask(self, question: questionary.Question) -> str | bool:
+    def _ask(self, question: questionary.Question) -> Any:
         self._console.quiet = False
         return _answer(question, can_go_back=self.can_go_back)
 
@@ -195,12 +315,7 @@ def _check_option(answer: str, options: Sequence[Option], check_other: Check | N
         raise ValueError(f"expected one of {', '.join(known)}{nearest(answer, known)}")
 
 
-def _check_yes_or_no(answer: str) -> None:
-    if answer.lower() not in TRUE | FALSE:
-        raise ValueError("expected yes or no")
-
-
-def _answer(question: questionary.Question, *, can_go_back: bool) -> str | bool:
+def _answer(question: questionary.Question, *, can_go_back: bool) -> Any:
     bindings = KeyBindings()
 
     # Not bound eagerly: on a Mac, Option and an arrow key begin with an Esc, too.
@@ -215,6 +330,7 @@ def _answer(question: questionary.Question, *, can_go_back: bool) -> str | bool:
             event.app.exit(exception=Back)
 
     application = question.application
+    assert application.key_bindings is not None  # questionary's own
     application.key_bindings = merge_key_bindings([application.key_bindings, bindings])
     application.ttimeoutlen, application.timeoutlen = 0.1, 0.3
     return question.unsafe_ask()
@@ -238,7 +354,16 @@ def load_answers(path: Path) -> dict[str, str]:
         if key not in KEYS:
             what = f"{path}: unknown key {key!r}{nearest(key, KEYS)}"
             raise ConfigError(what, remedy=f"Known keys: {', '.join(KEYS)}.")
-    return {key: _plain(path, key, value) for key, value in values.items()}
+    texts = {}
+    for key, value in values.items():
+        if isinstance(value, bool):
+            value = "yes" if value else "no"
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            value = ", ".join(value)
+        if not isinstance(value, str | int | float) or not is_unicode(str(value)):
+            raise ConfigError(f"{path}: {key}: expected a text or a number", remedy=f"{key}: {KEYS[key]}.")
+        texts[key] = str(value)
+    return texts
 
 
 def write_answers(path: Path, answers: Mapping[str, str]) -> None:
@@ -251,19 +376,8 @@ def write_answers(path: Path, answers: Mapping[str, str]) -> None:
 
 
 def _from_ini(path: Path, text: str) -> dict[str, str]:
-    parser = configparser.ConfigParser(interpolation=None, default_section="")
-    parser.optionxform = str
+    parser = IniParser(interpolation=None, default_section="")
     parser.read_string(text, source=path.name)
     if parser.sections() != [SECTION]:
         raise ValueError(f"expected one section [{SECTION}], found: {', '.join(parser.sections()) or 'none'}")
     return dict(parser.items(SECTION))
-
-
-def _plain(path: Path, key: str, value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        value = ", ".join(value)
-    if not isinstance(value, str | int | float) or not is_unicode(str(value)):
-        raise ConfigError(f"{path}: {key}: expected a text or a number", remedy=f"{key}: {KEYS[key]}.")
-    return str(value)

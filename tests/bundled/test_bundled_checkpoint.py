@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
-from bundled.sentences import sentences
-from bundled.speech import Speaker, speak
+from bundled.make_data import Speaker, sentences, speak
 from whisper_tuner.data.audio import load_audio
 from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.eval.wer import error_rates

@@ -18,8 +18,8 @@ from safetensors.numpy import load, load_file, save
 from whisper_tuner.config import Profile
 from whisper_tuner.data.labels import token_limit
 from whisper_tuner.export.final import load_model, save_final
+from whisper_tuner.hub import check_model
 from whisper_tuner.model.base_model import load_base, prepare
-from whisper_tuner.model.check import check_model
 from whisper_tuner.model.memory import profile_memory
 
 BUNDLED = Path(__file__).parents[2] / "bundled/model"

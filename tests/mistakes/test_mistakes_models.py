@@ -56,11 +56,6 @@ def truncated_weights(desk: Desk) -> None:
     weights.write_bytes(weights.read_bytes()[:100_000])
 
 
-def pointer_for_weights(desk: Desk) -> None:
-    """What git leaves of a large file without its LFS extension."""
-    desk.write("model/model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 5\n")
-
-
 def a_part_is_missing(desk: Desk) -> None:
     (desk.folder / "model/model.safetensors").rename(desk.folder / "model/model-00001-of-00002.safetensors")
     parts = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
@@ -73,10 +68,6 @@ def multilingual(line: str = ""):
         setting(line)(desk)
 
     return make
-
-
-def two_models_beside_a_file(desk: Desk) -> None:
-    desk.write("words.csv", (desk.folder / "clips.csv").read_bytes())
 
 
 # name: (what is wrong; command; exit status; the message names; the remedy says)
@@ -101,7 +92,6 @@ MISTAKES = {
     "damaged settings": (damaged_settings, TRAIN, 4, "model/config.json is damaged", "Copy the model again"),
     "no weights": (gone("model.safetensors"), TRAIN, 4, "{desk}/model has no model.safetensors", "Give a folder"),
     "truncated weights": (truncated_weights, TRAIN, 4, "model/model.safetensors is damaged", "Copy the model again"),
-    "a pointer for weights": (pointer_for_weights, TRAIN, 4, "model.safetensors is damaged", "Copy the model again"),
     "a part of the weights is missing": (a_part_is_missing, TRAIN, 4, "00002-of-00002", "Copy the model again"),
     "no tokenizer": (gone("tokenizer.json"), TRAIN, 4, "{desk}/model has no tokenizer.json", "Give a folder"),
     "a LoRA target that there is not": (
@@ -141,13 +131,6 @@ MISTAKES = {
         "evaluate ./modle --data clips.csv",
         3,
         "there is no folder ./modle, did you mean 'model'?",
-        "openai/whisper-small",
-    ),
-    "evaluate something that is no Whisper": (
-        of_another_kind,
-        "evaluate model --data clips.csv",
-        4,
-        "model does not load as a Whisper model",
         "openai/whisper-small",
     ),
     "evaluate truncated weights": (

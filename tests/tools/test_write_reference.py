@@ -12,8 +12,7 @@ PROJECT = Path(__file__).parents[2]
 sys.path.append(str(PROJECT / "tools"))
 
 from messages import collect  # noqa: E402
-from reference_texts import HOST_TEXTS  # noqa: E402
-from write_reference import PACKAGES, refused  # noqa: E402
+from write_reference import HOST_TEXTS, PACKAGES, refused  # noqa: E402
 
 from distributed.plan.hosts_file import load_hosts  # noqa: E402
 from distributed.plan.job import FROM_PROFILE, Distribution  # noqa: E402

@@ -76,9 +76,9 @@ class Decoder:
     ) -> Tensor:
         states, cache = inputs["encoder_outputs"].last_hidden_state, None  # [B, frames / 2, d_model]
         ids = new = input_ids
-        logits_processor = [_quick(process, model) for process in logits_processor]
-        if not generation_config.return_timestamps:
-            logits_processor.append(_without_timestamps(generation_config))
+        settings: Any = generation_config  # has what its file has
+        processors = [_quick(process, model) for process in logits_processor]
+        first_time = None if settings.return_timestamps else getattr(settings, "no_timestamps_token_id", None)
         rows = list(range(len(ids)))  # of the result, those in the batch
         ended: dict[int, Tensor] = {}  # their ids
         summed, silence = torch.zeros(len(ids), device=ids.device), [0.0] * len(ids)
@@ -91,8 +91,10 @@ class Decoder:
                 silence = output.logits[:, 0].float().softmax(-1)[:, self._no_speech].tolist()
             cache = output.past_key_values
             scores = output.logits[:, -1].to(copy=True, dtype=torch.float32)
-            for process in logits_processor:
+            for process in processors:
                 scores = process(ids, scores)
+            if first_time is not None:  # one that chance may draw would make `generate` go on from there
+                scores[:, first_time:] = -math.inf
             new = self._next(scores, rows)
             summed += scores.log_softmax(-1).gather(1, new)[:, 0]
             ids = torch.cat([ids, new], dim=-1)
@@ -109,42 +111,20 @@ class Decoder:
                 ids, new, states, summed = ids[kept], new[kept], states[kept], summed[kept]
                 cache.batch_select_indices(kept)
         texts = [ended[row] for row in range(len(input_ids))]
-        self._keep(texts, logprobs, silence, input_ids.shape[1], generation_config)
+        ends = settings.eos_token_id
+        for row, text in enumerate(texts):
+            has_end = int(text[-1]) in (ends if isinstance(ends, list) else [ends])
+            tokens = len(text) - input_ids.shape[1] - has_end
+            self.certainties.append(Certainty(logprobs[row] / (tokens + 1), silence[row]))
         return pad_sequence(texts, batch_first=True, padding_value=generation_config.pad_token_id)
 
     def _next(self, scores: Tensor, rows: Sequence[int]) -> Tensor:
-        """A token for each row [B, 1]."""
+        """Choose a token for each row [B, 1]."""
         if not self._temperature:
             return scores.argmax(-1, keepdim=True)
         up_to = (scores / self._temperature).softmax(-1).cumsum(-1)
         drawn = torch.tensor([[1 - self._draws[row].random()] for row in rows], device=scores.device)  # in (0, 1]
         return (up_to < drawn * up_to[:, -1:]).sum(-1, keepdim=True)
-
-    def _keep(
-        self,
-        texts: Sequence[Tensor],
-        logprobs: dict[int, float],
-        silence: Sequence[float],
-        prompt: int,
-        generation_config: GenerationConfig,
-    ) -> None:
-        ends = generation_config.eos_token_id
-        for row, text in enumerate(texts):
-            has_end = int(text[-1]) in (ends if isinstance(ends, list) else [ends])
-            tokens = len(text) - prompt - has_end
-            self.certainties.append(Certainty(logprobs[row] / (tokens + 1), silence[row]))
-
-
-def _without_timestamps(generation_config: GenerationConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """A time in a text that shall have none, which chance may draw, would make `generate` go on from there."""
-    first = getattr(generation_config, "no_timestamps_token_id", None)
-
-    def process(_: Tensor, scores: Tensor) -> Tensor:
-        if first is not None:
-            scores[:, first:] = -math.inf
-        return scores
-
-    return process
 
 
 def _quick(process: LogitsProcessor, model: WhisperForConditionalGeneration) -> Callable[[Tensor, Tensor], Tensor]:

@@ -25,6 +25,7 @@ from transformers import WhisperForConditionalGeneration, WhisperProcessor
 from transformers.modeling_outputs import BaseModelOutput
 
 from whisper_tuner.data.audio import load_audio
+from whisper_tuner.data.checks.material import Heard
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.features import log_mel, pad_log_mel
@@ -47,6 +48,7 @@ GREEDY = (0.0,)
 # 105 with these three in 1.2 times the time, and 111 with all six in three times.
 FALLBACK = (0.0, 0.4, 0.8)
 NO_SPEECH_TOKENS = ("<|nospeech|>", "<|nocaptions|>")  # OpenAI's name for it, and the one in transformers' checkpoints
+UNKNOWN = -10.0  # log-probability of a text of which it is not known: it counts for next to nothing
 _LONGEST_S = 600.0  # of a clip; no manifest has any over 30 s, but its header may lie
 _SHORTEST_TAIL_S = 0.1  # a shorter last piece of a long recording holds no word
 _CROP_FRAMES = 200  # cropped clips are padded to a multiple of it, 2 s: so there are few lengths, and large batches
@@ -142,7 +144,7 @@ def evaluate(
 def compared(
     samples: Sequence[Sample], heard: Sequence[Transcript], written: str | None, seconds: float, *, cached: bool = False
 ) -> Evaluation:
-    """The rates of what was heard in these samples; see Evaluation."""
+    """Compute the rates of what was heard in these samples; see Evaluation."""
     normalize = text_normalizer(written)
     pairs = list(zip(samples, heard, strict=True))
     rows = tuple(
@@ -163,6 +165,19 @@ def compared(
     )
 
 
+def heard_in(part: str, found: Evaluation) -> dict[tuple[str, int], Heard]:
+    """Sort texts by part and line, for the check that compares them with the transcripts.
+
+    Clips without a transcript are left out: silence contradicts nothing.
+    """
+    heard = {}
+    for row in found.rows:
+        if row.normalized[0].strip():
+            logprob = UNKNOWN if row.logprob is None else round(row.logprob, 3)
+            heard[part, row.sample.line] = Heard(row.hypothesis, row.rates.cer, logprob)
+    return heard
+
+
 def transcribe(
     model: nn.Module,
     processor: WhisperProcessor,
@@ -176,7 +191,7 @@ def transcribe(
     features: FeatureStore | None = None,
     progress: Progress = lambda done, total: None,
 ) -> list[Transcript]:
-    """One Transcript for each audio file or log-mel [80|128, frames], in order.
+    """Write a Transcript of each audio file or log-mel [80|128, frames], in order.
 
     Recordings longer than the model's input (30 s) are cut into pieces and their texts joined, up to _LONGEST_S.
     language: of the speech. Without it or a task, a multilingual model assumes what it was trained for; if it was
@@ -187,7 +202,7 @@ def transcribe(
     """
     if audio_context not in AUDIO_CONTEXTS:
         raise ValueError(f"audio_context {audio_context!r} is none of {', '.join(AUDIO_CONTEXTS)}")
-    pieces: list[dict[int, Transcript]] = [{} for _ in audio]  # by the number of the piece
+    heard: list[dict[int, Transcript]] = [{} for _ in audio]  # of each clip, by the number of the piece
     problems: dict[int, str] = {}
     whisper = whisper_of(model)
     arguments, written = generation_settings(whisper, language, task)
@@ -199,23 +214,24 @@ def transcribe(
         coming = reader.submit(next, batches, None)
         while batch := coming.result():
             coming = reader.submit(next, batches, None)
-            heard = _heard(whisper, processor, [window.mel for window in batch], arguments, temperatures, no_speech)
-            for window, transcript in zip(batch, heard, strict=True):
-                pieces[window.clip][window.piece] = transcript
-            progress(sum(map(bool, pieces)), len(audio))
+            found = _heard(whisper, processor, [window.mel for window in batch], arguments, temperatures, no_speech)
+            for window, transcript in zip(batch, found, strict=True):
+                heard[window.clip][window.piece] = transcript
+            progress(sum(map(bool, heard)), len(audio))
     progress(len(audio), len(audio))
-    in_order = [[one for _, one in sorted(found.items())] for found in pieces]
-    return [_whole(found, written, problems.get(clip, "")) for clip, found in enumerate(in_order)]
-
-
-def _whole(pieces: Sequence[Transcript], written: str | None, problem: str) -> Transcript:
-    return Transcript(
-        joined([piece.text for piece in pieces], written),
-        problem,
-        max((piece.temperature for piece in pieces), default=0.0),
-        joined([piece.plain for piece in pieces], written),
-        min((piece.logprob for piece in pieces if piece.logprob is not None), default=None),
-    )
+    whole = []
+    for clip, by_number in enumerate(heard):
+        pieces = [piece for _, piece in sorted(by_number.items())]
+        whole.append(
+            Transcript(
+                joined([piece.text for piece in pieces], written),
+                problems.get(clip, ""),
+                max((piece.temperature for piece in pieces), default=0.0),
+                joined([piece.plain for piece in pieces], written),
+                min((piece.logprob for piece in pieces if piece.logprob is not None), default=None),
+            )
+        )
+    return whole
 
 
 @dataclass(frozen=True)
@@ -234,7 +250,7 @@ def _windows(
     problems: dict[int, str],
     audio_context: str,
 ) -> Iterator[_Window]:
-    """Fills `problems` with what cannot be read."""
+    """Cut what is long, and pad all; `problems` is filled with what cannot be read."""
     full = processor.feature_extractor.nb_max_frames
     for clip, item in enumerate(audio):
         try:
@@ -247,7 +263,7 @@ def _windows(
 
 
 def _batches(windows: Iterable[_Window], size: int) -> Iterator[list[_Window]]:
-    """Windows of one length together."""
+    """Put windows of one length together."""
     waiting: defaultdict[int, list[_Window]] = defaultdict(list)
     for window in windows:
         frames = window.mel.shape[1]
@@ -261,18 +277,28 @@ def _heard(
     whisper: WhisperForConditionalGeneration,
     processor: WhisperProcessor,
     mels: Sequence[np.ndarray],
-    arguments: dict[str, object],
+    arguments: dict[str, Any],
     temperatures: Sequence[float],
     no_speech: int | None,
 ) -> list[Transcript]:
     """Transcribe log-mels of one length; a text that is in doubt is decoded again, as OpenAI does it."""
-    inputs = _encoded(whisper, mels)
+    inputs, frames, full = model_inputs(whisper, mels), mels[0].shape[1], full_frames(whisper)
+    states = None  # [B, frames / 2, d_model]
+    if frames < full or not getattr(whisper.generation_config, "return_timestamps", False):
+        # Encoded here, because `generate` encodes twice if it has to detect the language, and nothing that is cropped.
+        # On a CPU one clip of 30 s at a time: 16 take a quarter longer each, since nothing stays in the CPU's caches.
+        at_once = full // frames if whisper.device.type == "cpu" else len(mels)
+        parts = inputs.pop("input_features").split(at_once)
+        states = torch.cat([encode(whisper, part)[0] for part in parts])
     found: list[Transcript] = []
     again = list(range(len(mels)))  # rows
     for temperature in temperatures:
-        seeds = [zlib.crc32(mels[row]) for row in again] if temperature else ()
+        seeds = [zlib.crc32(mels[row].data) for row in again] if temperature else ()
         decoder = Decoder(temperature, seeds, no_speech)
-        ids = whisper.generate(**_rows(inputs, again), **arguments, custom_generate=decoder)
+        given: dict[str, Any] = {name: value[again] for name, value in inputs.items()}
+        if states is not None:
+            given |= {"encoder_outputs": BaseModelOutput(states[again]), "return_timestamps": False}
+        ids = whisper.generate(**given, **arguments, custom_generate=decoder)
         texts = [text.strip() for text in processor.batch_decode(ids, skip_special_tokens=True)]
         has_parts = len(decoder.certainties) != len(again)  # several of each, by timestamps
         if not found:
@@ -293,33 +319,8 @@ def _heard(
     return found
 
 
-def _encoded(whisper: WhisperForConditionalGeneration, mels: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Encode log-mels of one length as `generate` takes them."""
-    inputs, frames = model_inputs(whisper, mels), mels[0].shape[1]
-    full = full_frames(whisper)
-    if frames < full or not getattr(whisper.generation_config, "return_timestamps", False):
-        # Encoded here, because `generate` encodes twice if it has to detect the language, and nothing that is cropped.
-        # On a CPU one clip of 30 s at a time: 16 take a quarter longer each, since nothing stays in the CPU's caches.
-        at_once = full // frames if whisper.device.type == "cpu" else len(mels)
-        parts = inputs.pop("input_features").split(at_once)
-        states = torch.cat([encode(whisper, part).last_hidden_state for part in parts])
-        inputs |= {"encoder_outputs": BaseModelOutput(states), "return_timestamps": False}
-    return inputs
-
-
-def _rows(inputs: dict[str, Any], rows: Sequence[int]) -> dict[str, Any]:
-    """Pick rows of what `_encoded` returns."""
-
-    def of(value: Any) -> Any:
-        if isinstance(value, BaseModelOutput):
-            return BaseModelOutput(value.last_hidden_state[rows])
-        return value[rows] if isinstance(value, Tensor) else value
-
-    return {name: of(value) for name, value in inputs.items()}
-
-
 def no_speech_token(whisper: WhisperForConditionalGeneration, processor: WhisperProcessor) -> int | None:
-    """The token for silence, None if the vocabulary has none."""
+    """Find the token for silence; None if the vocabulary has none."""
     vocabulary = processor.tokenizer.get_vocab()
     found = next((vocabulary[name] for name in NO_SPEECH_TOKENS if name in vocabulary), None)
     return found if found is not None and found < whisper.config.vocab_size else None
@@ -347,8 +348,8 @@ def model_inputs(whisper: WhisperForConditionalGeneration, mels: Sequence[np.nda
 
 def generation_settings(
     whisper: WhisperForConditionalGeneration, language: str | None, task: str | None
-) -> tuple[dict[str, object], str | None]:
-    """(arguments for `generate`, code of the language that is written: None if the model writes whatever it hears).
+) -> tuple[dict[str, Any], str | None]:
+    """Return (arguments for `generate`, code of the language that is written: None if it writes whatever it hears).
 
     A language or task that is not given is the one that the model was trained for.
     """

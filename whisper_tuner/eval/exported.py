@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from transformers import WhisperForConditionalGeneration
@@ -22,9 +22,8 @@ from whisper_tuner.data.audio import CLIP_S, load_audio
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.errors import RunError, TunerError
 from whisper_tuner.eval.evaluation import Evaluation, Transcript, compared, generation_settings
-from whisper_tuner.eval.intervals import Difference
-from whisper_tuner.export.formats import FORMATS, Format
-from whisper_tuner.export.merged import Speech
+from whisper_tuner.eval.wer import Difference
+from whisper_tuner.export.formats import Format, Speech, formats
 from whisper_tuner.languages import text_language
 
 LIMIT = 0.5  # points of WER by which a runtime may differ from transformers, where nothing is quantised
@@ -38,7 +37,7 @@ def speech_of(model: WhisperForConditionalGeneration, language: str | None, task
 
 
 def is_off(found: Difference | None) -> bool:
-    """More than LIMIT, and more than chance: rounding may turn a word over, and that is much of a small set."""
+    """Tell if it is more than LIMIT, and more than chance: a word that rounding turns over is much of a small set."""
     return found is not None and abs(found.points) > LIMIT and not found.low <= 0 <= found.high
 
 
@@ -53,49 +52,40 @@ def decoded(
 
     Raises RunError if it breaks off.
     """
-    heard, seconds = [], 0.0
-    for line in _lines(which, folder, [sample.audio for sample in samples], speech):
-        heard.append(Transcript(line["text"], line["problem"]))
-        seconds += line["seconds"]
-        progress(len(heard), len(samples))
-    return compared(samples, heard, text_language(speech.language, speech.task), seconds)
-
-
-def _lines(which: Format, folder: Path, audio: Sequence[Path], speech: Speech) -> Iterator[dict]:
-    """`text`, `problem` and `seconds` of each file."""
     asked = {"name": which.name, "folder": str(folder), "language": speech.language, "task": speech.task}
+    heard: list[Transcript] = []
+    seconds = 0.0
+    command = [sys.executable, "-P", "-m", __name__]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with tempfile.TemporaryFile("w+") as job, tempfile.TemporaryFile("w+") as said:
-        json.dump(asked | {"audio": [str(path.absolute()) for path in audio]}, job)
+        json.dump(asked | {"audio": [str(sample.audio.absolute()) for sample in samples]}, job)
         job.seek(0)
-        streams = {"stdin": job, "stdout": subprocess.PIPE, "stderr": said, "text": True}
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        with subprocess.Popen([sys.executable, "-P", "-m", __name__], env=env, **streams) as process:
+        with subprocess.Popen(command, env=env, stdin=job, stdout=subprocess.PIPE, stderr=said, text=True) as process:
             try:
-                count = 0
-                for line in process.stdout:
-                    yield json.loads(line)
-                    count += 1
+                for line in process.stdout or ():
+                    answer = json.loads(line)
+                    heard.append(Transcript(answer["text"], answer["problem"]))
+                    seconds += answer["seconds"]
+                    progress(len(heard), len(samples))
             except BaseException:
                 process.kill()
                 raise
-        if process.returncode or count < len(audio):
+        if (status := process.returncode) or len(heard) < len(samples):
             said.seek(0)
-            raise RunError(_ended(which, process.returncode, said.read()), remedy="The export stays where it is.")
-
-
-def _ended(which: Format, status: int, said: str) -> str:
-    how = signal.Signals(-status).name if status < 0 else f"status {status}"
-    last = [line for line in said.splitlines() if line.strip()][-LAST_LINES:]
-    return "\n    ".join([f"{which.runtime} broke off ({how}) with this model:", *last])
+            how = signal.Signals(-status).name if status < 0 else f"status {status}"
+            last = [line for line in said.read().splitlines() if line.strip()][-LAST_LINES:]
+            what = "\n    ".join([f"{which.runtime} broke off ({how}) with this model:", *last])
+            raise RunError(what, remedy="The export stays where it is.")
+    return compared(samples, heard, text_language(speech.language, speech.task), seconds)
 
 
 def main() -> None:
+    """Answer on the first stdout, for each file in the job on stdin, `text`, `problem` and `seconds`."""
     asked = json.load(sys.stdin)
     answers = os.fdopen(os.dup(1), "w")  # what a runtime prints does not belong there
     os.dup2(2, 1)
-    hear = FORMATS[asked["name"]].listener(
-        Path(asked["folder"]), Speech(language=asked["language"], task=asked["task"])
-    )
+    speech = Speech(language=asked["language"], task=asked["task"])
+    hear = formats()[asked["name"]].listener(Path(asked["folder"]), speech)
     for path in asked["audio"]:
         text, problem, began = "", "", time.perf_counter()
         try:

@@ -55,30 +55,34 @@ class LongClips:
         self._longest_s, self._language, self._task, self._limit = longest_s, language, task, limit
 
     def cut(self, sample: Sample, name: Callable[[int], str]) -> tuple[Sample, ...]:
-        """name: the id of a piece, of its number, from 1. Raises NotCut."""
+        """Cut a clip. name: the id of a piece, of its number, from 1. Raises NotCut."""
         try:
             waveform = load_audio(sample.audio)
         except TunerError as error:
             raise NotCut(" ".join(str(error).split())) from None
         spans, texts = self._divided(sample, waveform)
-        return tuple(
-            replace(
-                sample,
-                id=name(number),
-                audio=self._written(sample.audio, waveform, span),
-                text=text,
-                duration_s=len(_within(waveform, span)) / SAMPLE_RATE,
-            )
-            for number, (span, text) in enumerate(zip(spans, texts, strict=True), 1)
-        )
+        made = []
+        for number, (span, text) in enumerate(zip(spans, texts, strict=True), 1):
+            clip, piece = flac_of(self._folder, sample.audio, span[0], span[1] - span[0]), _within(waveform, span)
+            if not clip.is_file():
+                write_flac(clip, piece)
+            duration_s = len(piece) / SAMPLE_RATE
+            made.append(replace(sample, id=name(number), audio=clip, text=text, duration_s=duration_s))
+        return tuple(made)
 
     def _divided(self, sample: Sample, waveform: np.ndarray) -> tuple[list[Span], list[str]]:
-        said, reason, tried = spoken(waveform, SAMPLE_RATE), "", set()
+        """Find pieces, and the text of each. Raises NotCut."""
+        said, reason = spoken(waveform, SAMPLE_RATE), ""
+        tried: set[tuple[Span, ...]] = set()
         for share in SHARES:
             try:
                 spans = pieces(said, share * self._longest_s)
             except NoPause as error:
-                reason = reason or _no_pause(error, self._longest_s)
+                if error.at is None:
+                    why = "nothing can be heard in it"
+                else:
+                    why = f"there is no pause for {self._longest_s:g} s from {_clock(error.at)} on"
+                reason = reason or why
                 break  # shorter pieces need more pauses
             if tuple(spans) in tried:
                 continue
@@ -91,7 +95,7 @@ class LongClips:
         raise NotCut(reason)
 
     def _texts(self, sample: Sample, waveform: np.ndarray, spans: Sequence[Span]) -> list[str]:
-        """Raises Unsure."""
+        """Divide the text by what is heard in the pieces. Raises Unsure."""
         spoken_in = sample.language or self._language or None
         written = text_language(spoken_in, self._task)
         heard = self._heard.texts(sample.audio, spans, spoken_in)
@@ -99,16 +103,10 @@ class LongClips:
             heard = self._hear([_within(waveform, span) for span in spans], spoken_in)
             self._heard.keep(sample.audio, spans, spoken_in, heard)
         texts = divided(sample.text, heard, language=written, normalize=self._normalizer(written))
-        for number, text in enumerate(texts if self._limit else ()):
-            if excess := self._limit.excess(text, sample.language):
+        for number, text in enumerate(texts):
+            if self._limit and (excess := self._limit.excess(text, sample.language)):
                 raise Unsure(number, excess)
         return texts
-
-    def _written(self, audio: Path, waveform: np.ndarray, span: Span) -> Path:
-        clip = flac_of(self._folder, audio, span[0], span[1] - span[0])
-        if not clip.is_file():
-            write_flac(clip, _within(waveform, span))
-        return clip
 
 
 class HeardPieces:
@@ -138,12 +136,6 @@ class HeardPieces:
 
 def _within(waveform: np.ndarray, span: Span) -> np.ndarray:
     return waveform[math.ceil(span[0] * SAMPLE_RATE) : int(min(span[1] * SAMPLE_RATE, len(waveform)))]
-
-
-def _no_pause(error: NoPause, longest_s: float) -> str:
-    if error.at is None:
-        return "nothing can be heard in it"
-    return f"there is no pause for {longest_s:g} s from {_clock(error.at)} on"
 
 
 def _clock(seconds: float) -> str:

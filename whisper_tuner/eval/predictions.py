@@ -85,26 +85,30 @@ def flags(reference: str, hypothesis: str) -> tuple[str, ...]:
 
 
 def worst(found: Sequence[Prediction], count: int) -> list[Prediction]:
-    """The rows with errors, the highest WER first."""
+    """Return the rows with errors, the highest WER first."""
     wrong = [prediction for prediction in found if prediction.rates.errors]
     return sorted(wrong, key=lambda p: (-p.rates.wer, -p.rates.errors, p.sample.id))[:count]
 
 
+def counts(found: Iterable[Prediction]) -> list[tuple[int, int]]:
+    """Return (errors, words) of each clip, after the normaliser."""
+    return [(prediction.rates.errors, prediction.rates.words) for prediction in found]
+
+
 def write_predictions(path: Path, found: Iterable[Prediction]) -> Path:
-    write_table(path, COLUMNS, map(_row, found))
+    rows = []
+    for one in found:
+        sample, rates = one.sample, one.rates
+        texts = [sample.id, sample.audio, sample.text, one.hypothesis, *one.normalized]
+        errors = [rates.substitutions, rates.deletions, rates.insertions]
+        figures = [f"{rates.wer:.4f}", f"{rates.cer:.4f}", *errors, f"{sample.duration_s:.3f}"]
+        rows.append([*texts, *figures, " ".join(one.flags), one.temperature, one.greedy])
+    write_table(path, COLUMNS, rows)
     return path
 
 
-def _row(prediction: Prediction) -> list[object]:
-    sample, rates = prediction.sample, prediction.rates
-    texts = [sample.id, sample.audio, sample.text, prediction.hypothesis, *prediction.normalized]
-    errors = [rates.substitutions, rates.deletions, rates.insertions]
-    figures = [f"{rates.wer:.4f}", f"{rates.cer:.4f}", *errors, f"{sample.duration_s:.3f}"]
-    return [*texts, *figures, " ".join(prediction.flags), prediction.temperature, prediction.greedy]
-
-
 def align(reference: str, hypothesis: str) -> list[Aligned]:
-    """The words of both texts side by side, in order, as the error rates count them."""
+    """Set the words of both texts side by side, in order, as the error rates count them."""
     output = jiwer.process_words(reference, hypothesis)
     pairs: list[Aligned] = []
     for chunk in output.alignments[0]:
@@ -115,7 +119,7 @@ def align(reference: str, hypothesis: str) -> list[Aligned]:
 
 
 def _repeats(words: Sequence[str]) -> int:
-    """How many times in a row the most repeated phrase of up to REPEATED_WORDS words comes."""
+    """Count how many times in a row the most repeated phrase of up to REPEATED_WORDS words comes."""
     most = 1 if words else 0
     for length in range(1, REPEATED_WORDS + 1):
         matches = 0  # words equal to the one `length` before, in a row

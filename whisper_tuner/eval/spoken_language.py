@@ -10,16 +10,17 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from whisper_tuner.errors import TunerError
 
 
 def languages_heard(model: Path, clips: Sequence[Path], limit_s: float) -> list[str]:
-    """A code for each clip that was heard within limit_s, by the model of this folder; none where that fails."""
+    """Return a code for each clip that the model of this folder has heard within limit_s; none where that fails."""
     command = [sys.executable, "-P", "-m", __name__, str(model), *map(str, clips)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HF_HUB_OFFLINE": "1"}
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    with subprocess.Popen(command, env=env, **streams) as process:
+    nothing, pipe = subprocess.DEVNULL, subprocess.PIPE
+    with subprocess.Popen(command, env=env, stdin=nothing, stdout=pipe, stderr=nothing, text=True) as process:
         try:
             said, _ = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
@@ -32,7 +33,7 @@ def languages_heard(model: Path, clips: Sequence[Path], limit_s: float) -> list[
 
 
 def heard(folder: str, clips: Sequence[str]) -> Iterator[str]:
-    """The code of each clip that can be read."""
+    """Yield the code of each clip that can be read."""
     import torch
 
     from whisper_tuner.data.audio import CLIP_S, load_audio
@@ -40,7 +41,8 @@ def heard(folder: str, clips: Sequence[str]) -> Iterator[str]:
     from whisper_tuner.model.base_model import load_base
 
     model, processor = load_base(folder)
-    codes = {number: token.strip("<|>") for token, number in model.generation_config.lang_to_id.items()}
+    settings: Any = model.generation_config  # has what its file has
+    codes = {number: token.strip("<|>") for token, number in settings.lang_to_id.items()}
     extractor = processor.feature_extractor
     model.eval()
     for clip in clips:

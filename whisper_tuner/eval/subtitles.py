@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from whisper_tuner.eval.transcription import Recording, Segment, Word
@@ -23,17 +23,20 @@ SUFFIXES = {"text": ".txt", "srt": ".srt", "vtt": ".vtt", "json": ".json"}
 
 
 def rendered(recording: Recording, form: str, audio: Path) -> str:
-    """The contents of a file of this format; see SUFFIXES."""
-    match form:
-        case "text":
-            return "".join(f"{segment.text}\n" for segment in recording.segments)
-        case "json":
-            return _json(recording, audio)
-        case "srt":  # an arrow inside the text would be read as another line of times
-            blocks = (f"{_times(cue, ',')}\n{cue.text.replace('-->', '->')}\n" for cue in cues(recording))
-            return "\n".join(f"{number}\n{block}" for number, block in enumerate(blocks, start=1))
-    blocks = (f"{_times(cue, '.')}\n{html.escape(cue.text, quote=False)}\n" for cue in cues(recording))
-    return "\n".join(["WEBVTT\n", *blocks])
+    """Write the contents of a file of this format; see SUFFIXES."""
+    if form == "text":
+        return "".join(f"{segment.text}\n" for segment in recording.segments)
+    if form == "json":
+        return _json(recording, audio)
+    blocks = []
+    for number, cue in enumerate(cues(recording), start=1):
+        if form == "srt":  # an arrow inside the text would be read as another line of times
+            start, end, text = timestamp(cue.start, ","), timestamp(cue.end, ","), cue.text.replace("-->", "->")
+            blocks.append(f"{number}\n{start} --> {end}\n{text}\n")
+        else:
+            start, end, text = timestamp(cue.start, "."), timestamp(cue.end, "."), html.escape(cue.text, quote=False)
+            blocks.append(f"{start} --> {end}\n{text}\n")
+    return "\n".join(blocks if form == "srt" else ["WEBVTT\n", *blocks])
 
 
 class Cue(NamedTuple):
@@ -45,12 +48,14 @@ class Cue(NamedTuple):
 
 
 def cues(recording: Recording) -> Iterator[Cue]:
-    """Within a segment, time is shared by length of text, unless it is known when each word is said."""
+    """Cut segments into cues. Within one, time is shared by length of text, unless the times of words are known."""
     for segment in recording.segments:
         parts = _cut(_units(segment.text))
         ends = list(_ends(segment, ["".join(part) for part in parts]))
         for part, start, end in zip(parts, [segment.start, *ends], ends, strict=False):
-            yield Cue(start, end, _lines(part))
+            place = _split(part) or len(part)  # one word may be longer than two lines
+            lines = ["".join(line).strip() for line in (part[:place], part[place:]) if line]
+            yield Cue(start, end, "\n".join(lines))
 
 
 def _ends(segment: Segment, parts: Sequence[str]) -> Iterator[float]:
@@ -90,7 +95,7 @@ def _units(text: str) -> list[str]:
 
 
 def _cut(units: Sequence[str]) -> list[Sequence[str]]:
-    """Parts of two lines at most, as few and as alike as good places to cut allow."""
+    """Make parts of two lines at most, as few and as alike as good places to cut allow."""
     widths = [0, *accumulate(map(width, units))]
     wanted = widths[-1] / max(1, math.ceil(widths[-1] / (2 * LINE)))
 
@@ -115,7 +120,7 @@ def _cut(units: Sequence[str]) -> list[Sequence[str]]:
 
 
 def _unwelcome(unit: str, *, is_last: bool = False) -> float:
-    """The price of a cut after this unit: low where the text pauses."""
+    """Return the price of a cut after this unit: low where the text pauses."""
     sign = unit.rstrip().rstrip("\"'»”’)")[-1:]
     return 0.0 if is_last or (sign and sign in SENTENCE) else 0.5 if sign and sign in PART else 1.0
 
@@ -132,13 +137,8 @@ def _split(units: Sequence[str]) -> int | None:
     return min(places, key=lambda n: abs(2 * ends[n - 1] - whole) / LINE + _unwelcome(units[n - 1]), default=None)
 
 
-def _lines(units: Sequence[str]) -> str:
-    place = _split(units) or len(units)  # one word may be longer than two lines
-    return "\n".join("".join(part).strip() for part in (units[:place], units[place:]) if part)
-
-
 def timestamp(seconds: float, mark: str) -> str:
-    """01:02:03,004 with `mark` before the milliseconds."""
+    """Write such as 01:02:03,004, with `mark` before the milliseconds."""
     whole, thousandths = divmod(round(seconds * 1000), 1000)
     minutes, second = divmod(whole, 60)
     hours, minute = divmod(minutes, 60)
@@ -146,8 +146,11 @@ def timestamp(seconds: float, mark: str) -> str:
 
 
 def _json(recording: Recording, audio: Path) -> str:
+    def between(one: Segment | Word) -> dict[str, Any]:
+        return {"start": round(one.start, 3), "end": round(one.end, 3), "text": one.text.strip()}
+
     segments = [
-        _between(segment) | ({"words": [_between(word) for word in segment.words]} if segment.words else {})
+        between(segment) | ({"words": [between(word) for word in segment.words]} if segment.words else {})
         for segment in recording.segments
     ]
     stored = {
@@ -157,11 +160,3 @@ def _json(recording: Recording, audio: Path) -> str:
         "segments": segments,
     }
     return json.dumps(stored, ensure_ascii=False, indent=2) + "\n"
-
-
-def _between(one: Segment | Word) -> dict[str, object]:
-    return {"start": round(one.start, 3), "end": round(one.end, 3), "text": one.text.strip()}
-
-
-def _times(cue: Cue, mark: str) -> str:
-    return f"{timestamp(cue.start, mark)} --> {timestamp(cue.end, mark)}"

@@ -48,9 +48,13 @@ class TextCache:
         self._store = store
 
     def key(self, model: str, samples: Sequence[Sample], decoding: Decoding) -> str | None:
-        """Return the hash for a model and a test set; None if a file cannot be read: then nothing is kept."""
+        """Return the hash for a model, with an adapter's base, and a test set; None if a file cannot be read."""
         try:
-            files = _model_files(model)
+            folders = [model_folder(model)]
+            if is_adapter(folders[0]):
+                folders.append(model_folder(str(base_of(folders[0]))))
+            files = [path for folder in folders for path in sorted(folder.iterdir()) if path.is_file()]
+            files = [path for path in files if not path.name.startswith(".") and path.suffix != ".md"]
             digests = self._digests([*files, *(Path(sample.audio) for sample in samples)])
         except (OSError, TunerError):
             return None
@@ -92,17 +96,9 @@ class TextCache:
         return [(known | fresh)[str(path.resolve())] for path in paths]
 
 
-def _model_files(model: str) -> list[Path]:
-    """List the files of a folder or a hub id; of an adapter, also those of its base."""
-    folders = [model_folder(model)]
-    if is_adapter(folders[0]):
-        folders.append(model_folder(str(base_of(folders[0]))))
-    files = [path for folder in folders for path in sorted(folder.iterdir()) if path.is_file()]
-    return [path for path in files if not path.name.startswith(".") and path.suffix != ".md"]
-
-
 @cache
 def _program() -> str:
+    """Hash this program's own source."""
     files = sorted(_PROGRAM.rglob("*.py"))
     return _hash(b"".join(f"{file.relative_to(_PROGRAM)}\n".encode() + file.read_bytes() for file in files))
 

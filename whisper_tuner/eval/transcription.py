@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,12 +28,13 @@ BLOCK_S = 600.0  # decoded in one call, so that hours of audio do not have to fi
 SHORTEST_S = 0.02  # the resolution of Whisper's timestamps
 SHORTEST_WORD_S = 0.1  # what begins later before the end was heard in the padding
 # transformers' own fallback, by zlib's ratio over tokens, where theirs is by that over text in the evaluation of clips.
-THRESHOLDS = {
+THRESHOLDS: dict[str, Any] = {
     "temperature": FALLBACK,
     "compression_ratio_threshold": 1.35,
     "logprob_threshold": LEAST_PROBABLE,
     "no_speech_threshold": NO_SPEECH,
 }
+# Thai and Lao, Burmese, Khmer, Japanese and Chinese.
 UNSPACED_SCRIPTS = (("\u0e00", "\u0eff"), ("\u1000", "\u109f"), ("\u1780", "\u17ff"), ("\u3040", "\u9fff"))
 LONGEST_LETTER = 4  # tokens: as many as UTF-8 has bytes. After them it was none
 _QUIET_FRAME_S = 0.02
@@ -88,11 +90,10 @@ def transcribe_recording(
 
     Raises DataError or MissingProgram for a file that cannot be read, ModelError if the model cannot tell of words.
     """
+    whisper, extractor = whisper_of(model), processor.feature_extractor
     if words:
-        require_alignment(whisper_of(model))
-    extractor = processor.feature_extractor
+        require_alignment(whisper)
     rate = extractor.sampling_rate
-    whisper = whisper_of(model)
     arguments, written = generation_settings(whisper, language, task)
     timed = writes_timestamps(whisper)
     segments: list[Segment] = []
@@ -103,12 +104,11 @@ def transcribe_recording(
             offset, duration_s = start / rate, (start + len(piece)) / rate
             if timed:
                 asked = arguments | {"return_token_timestamps": words}
-                found = _by_timestamps(whisper, processor, piece, asked, lambda s, at=offset: progress(at + s))
+                segments += _by_timestamps(whisper, processor, piece, asked, offset, duration_s, progress)
             else:
-                mels, asked = [log_mel(piece, extractor)], {"language": language, "task": task}
-                [heard] = transcribe(model, processor, mels, **asked, temperatures=FALLBACK)
-                found = [Segment(0.0, len(piece) / rate, heard.text)]
-            segments += [_within(segment, offset, duration_s) for segment in found]
+                mels = [log_mel(piece, extractor)]
+                [heard] = transcribe(model, processor, mels, language=language, task=task, temperatures=FALLBACK)
+                segments.append(Segment(offset, duration_s, heard.text))
             progress(duration_s)
     return Recording(duration_s=duration_s, segments=tuple(tidy(segments, duration_s, written)), language=written)
 
@@ -126,18 +126,8 @@ def require_alignment(whisper: WhisperForConditionalGeneration) -> None:
         raise ModelError(what, remedy="Leave out --words, or use one of OpenAI's models, or one that was made of it.")
 
 
-def _within(segment: Segment, offset: float, end: float) -> Segment:
-    """Move a segment and its words later by `offset`, none beyond `end`."""
-    words = tuple(Word(*_moved(word, offset, end), word.text) for word in segment.words)
-    return Segment(*_moved(segment, offset, end), segment.text, words)
-
-
-def _moved(one: Segment | Word, offset: float, end: float) -> tuple[float, float]:
-    return min(one.start + offset, end), min(one.end + offset, end)
-
-
 def cuts(waveform: Iterable[np.ndarray], longest: int, rate: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Pieces of at most `longest` samples, and where they start; all but the last are cut where it is quietest.
+    """Yield pieces of at most `longest` samples, and where they start; all but the last end where it is quietest.
 
     waveform: block after block, float32 [n].
     """
@@ -152,7 +142,7 @@ def cuts(waveform: Iterable[np.ndarray], longest: int, rate: int) -> Iterator[tu
 
 
 def tidy(segments: list[Segment], duration_s: float, language: str | None = None) -> list[Segment]:
-    """Segments in order, without overlap, inside the recording; one that is too short joins the one before."""
+    """Put segments in order, without overlap, inside the recording; one that is too short joins the one before."""
     kept: list[Segment] = []
     for segment in segments:
         text = " ".join(segment.text.split())
@@ -174,37 +164,48 @@ def _by_timestamps(
     whisper: WhisperForConditionalGeneration,
     processor: WhisperProcessor,
     waveform: np.ndarray,
-    arguments: dict[str, object],
+    arguments: dict[str, Any],
+    begin: float,
+    end: float,
     progress: Progress,
-) -> Iterator[Segment]:
+) -> list[Segment]:
+    """Decode what lies between two times of the recording; nothing that is heard there ends later."""
     extractor = processor.feature_extractor
-    found = whisper.generate(
+
+    def moved(seconds: float) -> float:
+        return min(seconds + begin, end)
+
+    generated: Any = whisper.generate(
         **model_inputs(whisper, [_whole_log_mel(waveform, extractor)]),
         return_timestamps=True,
         return_segments=True,
         condition_on_prev_tokens=False,
         max_new_tokens=whisper.config.max_target_positions // 2,  # as in evaluation
-        monitor_progress=lambda at: progress(at[0, 0].item() * extractor.hop_length / extractor.sampling_rate),
+        monitor_progress=lambda at: progress(begin + at[0, 0].item() * extractor.hop_length / extractor.sampling_rate),
         **THRESHOLDS,
         **arguments,
     )
-    first_timestamp = whisper.generation_config.no_timestamps_token_id + 1
-    for segment in found["segments"][0]:
+    settings: Any = whisper.generation_config  # has what its file has
+    first_timestamp = settings.no_timestamps_token_id + 1
+    found = []
+    for segment in generated["segments"][0]:
         if segment["start"] >= len(waveform) / extractor.sampling_rate:
             break
         ids = [token for token in segment["tokens"].tolist() if token < first_timestamp]
         text = processor.tokenizer.decode(ids, skip_special_tokens=True).strip()
-        start, end = float(segment["start"]), float(segment["end"])
-        words = ()
+        start, words = float(segment["start"]), []
         if "token_timestamps" in segment:
             times = zip(segment["tokens"].tolist(), segment["token_timestamps"].tolist(), strict=True)
-            words = tuple(_words(processor, list(times), start))
-        yield Segment(start, end, text, words)
+            words = _words(processor, list(times), start)
+        placed = tuple(Word(moved(word.start), moved(word.end), word.text) for word in words)
+        found.append(Segment(moved(start), moved(float(segment["end"])), text, placed))
+    return found
 
 
-def _words(processor: WhisperProcessor, tokens: Sequence[tuple[int, float]], start: float) -> Iterator[Word]:
-    """Make words of tokens and the times at which each ends; they may pass the segment's end, which is less exact. In
-    scripts without spaces a token is a word.
+def _words(processor: WhisperProcessor, tokens: Sequence[tuple[int, float]], start: float) -> list[Word]:
+    """Make words of tokens and the times at which each ends; they may pass the segment's end, which is less exact.
+
+    In scripts without spaces a token is a word.
     """
     special = set(processor.tokenizer.all_special_ids)
     found: list[Word] = []
@@ -220,20 +221,16 @@ def _words(processor: WhisperProcessor, tokens: Sequence[tuple[int, float]], sta
         if "\ufffd" in text and len(pending) < LONGEST_LETTER:
             continue
         pending = []
-        if found and not text.startswith(" ") and not _begins_word(text):
+        has_no_spaces = text[0].isalnum() and any(low <= text[0] <= high for low, high in UNSPACED_SCRIPTS)
+        if found and not text.startswith(" ") and not has_no_spaces:
             found[-1] = Word(found[-1].start, last, found[-1].text + text)
         else:
             found.append(Word(since, last, text))
-    yield from found
-
-
-def _begins_word(text: str) -> bool:
-    """Tell if a text begins with a letter of a script without spaces: Chinese, Japanese, Thai, Lao, Burmese, Khmer."""
-    return text[0].isalnum() and any(low <= text[0] <= high for low, high in UNSPACED_SCRIPTS)
+    return found
 
 
 def _whole_log_mel(waveform: np.ndarray, extractor: WhisperFeatureExtractor) -> np.ndarray:
-    """float32 [80|128, frames] of the whole waveform, padded to the model's 30 s, or by 30 s if it is longer.
+    """Return float32 [80|128, frames] of the whole waveform, padded to the model's 30 s, or by 30 s if it is longer.
 
     transformers fills the last window of a long recording with zeros, which are no silence: models mishear its end.
     """
@@ -244,7 +241,7 @@ def _whole_log_mel(waveform: np.ndarray, extractor: WhisperFeatureExtractor) -> 
 
 
 def _quietest(waveform: np.ndarray, rate: int) -> int:
-    """The middle of the pause with the least energy."""
+    """Find the middle of the pause with the least energy."""
     size = round(_QUIET_FRAME_S * rate)
     count = len(waveform) // size
     if count <= _QUIET_FRAMES:

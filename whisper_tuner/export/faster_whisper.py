@@ -9,19 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from whisper_tuner.export import folder as transformers_folder
-from whisper_tuner.export.merged import Merged, Speech
+from whisper_tuner.export.formats import Format, Merged, Speech
 
 COPIED = ["tokenizer.json", "preprocessor_config.json"]
 WINDOW = 480_000  # samples: 30 s
-
-USE = """\
-    from faster_whisper import WhisperModel
-
-    model = WhisperModel("{folder}")
-    segments, _ = model.transcribe("speech.wav"{languages}, without_timestamps=True)
-    print("".join(segment.text for segment in segments))
-"""
-LANGUAGES = ', language="{language}", task="{task}"'
 
 
 def write(merged: Merged, folder: Path, precision: str) -> None:
@@ -33,7 +24,7 @@ def write(merged: Merged, folder: Path, precision: str) -> None:
 
 
 def listener(folder: Path, speech: Speech) -> Callable[[np.ndarray], str]:
-    """Decodes with faster-whisper itself; what is stored as float16 it computes in float32 where there is no GPU."""
+    """Decode with faster-whisper itself; what is stored as float16 it computes in float32 where there is no GPU."""
     from faster_whisper import WhisperModel
 
     model = WhisperModel(str(folder), device="cpu")
@@ -49,3 +40,24 @@ def listener(folder: Path, speech: Speech) -> Callable[[np.ndarray], str]:
         return "".join(segment.text for segment in segments)
 
     return heard
+
+
+FORMAT = Format(
+    name="faster-whisper",
+    runtime="faster-whisper",
+    precisions=("float16", "float32", "int8"),
+    extra="faster-whisper",
+    writing=("ctranslate2",),
+    running=("faster_whisper",),
+    knows_all_tokens=True,
+    write_files=write,
+    listener=listener,
+    use="""\
+    from faster_whisper import WhisperModel
+
+    model = WhisperModel("{folder}")
+    segments, _ = model.transcribe("speech.wav"{languages}, without_timestamps=True)
+    print("".join(segment.text for segment in segments))
+""",
+    languages=', language="{language}", task="{task}"',
+)

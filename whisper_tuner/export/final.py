@@ -37,9 +37,15 @@ def save_final(model: nn.Module, processor: WhisperProcessor, out: str | Path, b
     try:
         with atomic_folder(out) as part:
             if isinstance(model, PeftModel):
-                _save_adapter(model, part, _portable_name(base_model, out))
+                named = _portable_name(base_model, out)
+                for config in model.peft_config.values():
+                    config.base_model_name_or_path = named
+                # Without this peft looks for the base's config under that name, on the network too.
+                model.save_pretrained(str(part), save_embedding_layers=False)
+                whisper_of(model).generation_config.save_pretrained(part)
+                (part / "README.md").write_text(_ADAPTER_CARD.format(base=named), encoding="utf-8")
             else:
-                model.save_pretrained(part)
+                whisper_of(model).save_pretrained(part)
             save_processor(processor, part)
     except (OSError, SafetensorError) as error:
         remedy = "Free some space, or choose another folder with runs_dir."
@@ -48,33 +54,26 @@ def save_final(model: nn.Module, processor: WhisperProcessor, out: str | Path, b
 
 
 def load_model(
-    folder: str | Path, base_model: str | Path | WhisperForConditionalGeneration | None = None, *, merge: bool = True
-) -> tuple[WhisperForConditionalGeneration | PeftModel, WhisperProcessor]:
-    """A saved model (float32, on the CPU) with its processor: a checkpoint, a hub id, or an adapter on its base.
+    folder: str | Path, base_model: str | Path | WhisperForConditionalGeneration | None = None
+) -> tuple[WhisperForConditionalGeneration, WhisperProcessor]:
+    """Load a saved model (float32, on the CPU) and its processor: a checkpoint, a hub id, or an adapter on its base.
 
-    `base_model` overrides the base that an adapter names; one in memory becomes part of the result. `merge` adds the
-    adapter to the weights: the output is the same, and the model is a plain one again. Raises ModelError.
+    `base_model` overrides the base that an adapter names; one in memory becomes part of the result. The adapter is
+    added to its weights: the output is the same, and the model is a plain one again. Raises ModelError.
     """
     folder = expanded(folder) if expanded(folder).exists() else folder
     if not is_adapter(folder):
         return load_base(folder)
-    loaded = isinstance(base_model, WhisperForConditionalGeneration)
-    base = base_model.cpu() if loaded else load_base(base_model or base_of(folder))[0]
+    if isinstance(base_model, WhisperForConditionalGeneration):
+        base = base_model.cpu()
+    else:
+        base, _ = load_base(base_model or base_of(Path(folder)))
     remedy = "The adapter and its base model must be of the same size."
     with loading(f"{folder} does not load as an adapter", remedy=remedy):
         processor = WhisperProcessor.from_pretrained(folder)
         base.generation_config = GenerationConfig.from_pretrained(folder)
         model = PeftModel.from_pretrained(base, folder)
-    return (model.merge_and_unload() if merge else model), processor
-
-
-def _save_adapter(model: PeftModel, part: Path, base_name: str) -> None:
-    for config in model.peft_config.values():
-        config.base_model_name_or_path = base_name
-    # Without this peft looks for the base's config under that name, on the network too.
-    model.save_pretrained(part, save_embedding_layers=False)
-    whisper_of(model).generation_config.save_pretrained(part)
-    (part / "README.md").write_text(_ADAPTER_CARD.format(base=base_name), encoding="utf-8")
+    return model.merge_and_unload(), processor
 
 
 def save_processor(processor: WhisperProcessor, part: Path) -> None:
@@ -87,7 +86,7 @@ def save_processor(processor: WhisperProcessor, part: Path) -> None:
 
 
 def vocabularies(tokenizer: WhisperTokenizer) -> tuple[dict[str, int], dict[str, int]]:
-    """Text tokens and special tokens, in the order of their ids; end-of-text counts as text, as in OpenAI's files."""
+    """Return text tokens and special tokens, by their ids; end-of-text counts as text, as in OpenAI's files."""
     special = tokenizer.get_added_vocab()
     special.pop(tokenizer.eos_token, None)
     by_id = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
@@ -111,7 +110,7 @@ def name_base(folder: Path, base_model: str | Path) -> None:
 
 
 def base_of(folder: Path) -> str | Path:
-    """The base that an adapter names; a relative path starts at the adapter's own folder. Raises ModelError."""
+    """Find the base that an adapter names; a relative path starts at the adapter's own folder. Raises ModelError."""
     name = settings_of(folder, ADAPTER_CONFIG).get("base_model_name_or_path")
     if not isinstance(name, str) or not name or not is_unicode(name):
         raise ModelError(

@@ -11,15 +11,7 @@ import torch
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from whisper_tuner.export.final import save_processor
-from whisper_tuner.export.merged import Merged, Speech
-
-USE = """\
-    from transformers import pipeline
-
-    transcribe = pipeline("automatic-speech-recognition", model="{folder}")
-    print(transcribe("speech.wav"{languages})["text"])
-"""
-LANGUAGES = ', generate_kwargs={{"language": "{language}", "task": "{task}"}}'
+from whisper_tuner.export.formats import Format, Merged, Speech
 
 
 def write(merged: Merged, folder: Path, precision: str) -> None:
@@ -36,7 +28,7 @@ def write(merged: Merged, folder: Path, precision: str) -> None:
 
 
 def listener(folder: Path, speech: Speech) -> Callable[[np.ndarray], str]:
-    """Decodes with transformers' `generate`, in float32: on a CPU half precision is slow."""
+    """Decode with transformers' `generate`, in float32: on a CPU half precision is slow."""
     model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     processor = WhisperProcessor.from_pretrained(folder)
     asked = {}
@@ -54,3 +46,20 @@ def listener(folder: Path, speech: Speech) -> Callable[[np.ndarray], str]:
         return processor.batch_decode(ids, skip_special_tokens=True)[0]
 
     return heard
+
+
+FORMAT = Format(
+    name="transformers",
+    runtime="transformers",
+    precisions=("float32", "float16"),
+    knows_all_tokens=True,
+    write_files=write,
+    listener=listener,
+    use="""\
+    from transformers import pipeline
+
+    transcribe = pipeline("automatic-speech-recognition", model="{folder}")
+    print(transcribe("speech.wav"{languages})["text"])
+""",
+    languages=', generate_kwargs={{"language": "{language}", "task": "{task}"}}',
+)

@@ -1,4 +1,4 @@
-"""The formats that a trained model can be exported to. A new one is a file beside this one and a line in FORMATS."""
+"""The formats that a trained model can be exported to. A new one is a file beside this one, and a line in FILES."""
 
 from __future__ import annotations
 
@@ -6,37 +6,66 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
 
+import numpy as np
 from safetensors import SafetensorError
+from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from exogym.config import nearest
-from whisper_tuner.errors import ConfigError, MissingProgram, RunError
+from whisper_tuner.errors import ConfigError, MissingProgram, ModelError, RunError
 from whisper_tuner.files import atomic_folder
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from whisper_tuner.export.merged import Merged, Speech
-
+FILES = (  # each has a FORMAT
+    "folder",
+    "faster_whisper",
+    "ggml",
+    "mlx",
+    "onnx",
+    "openai",
+)
 CARD = "README.md"
 WHOLE = ("float32", "float16")  # precisions at which a runtime must write what transformers writes
+# Sizes of OpenAI's vocabularies: English-only; multilingual with 99 languages; and with 100, as large-v3.
+VOCABULARIES = range(51_864, 51_867)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """The model in float32 on the CPU, adapters merged."""
+
+    model: WhisperForConditionalGeneration
+    processor: WhisperProcessor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speech:
+    """language: the code of what is spoken, None if the runtime is to find it out; `en` for an English-only model."""
+
+    language: str | None
+    task: str = "transcribe"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """module: has `write(merged, folder, precision)` and `listener(folder, speech)`.
+    """A format, and how a runtime uses it.
 
-    precisions: the first is the default. writing, running: Python modules that it needs for that; `extra` of
-    pyproject.toml installs them. knows_all_tokens: whether it takes other vocabularies than OpenAI's.
+    write_files: fills an empty folder, at one of `precisions`, of which the first is the default.
+    listener: makes of such a folder a function of a waveform [n] at 16 kHz, of 30 s at most, to the runtime's text.
+    use: lines that show how the runtime transcribes a file, indented; `languages`: what is said there to a multilingual
+    model.
+    writing, quantizing, running: Python modules that it needs for that; `extra` of pyproject.toml installs them.
+    knows_all_tokens: whether it takes other vocabularies than OpenAI's.
     """
 
     name: str
     runtime: str
-    module: str
     precisions: tuple[str, ...]
+    write_files: Callable[[Merged, Path, str], None]
+    listener: Callable[[Path, Speech], Callable[[np.ndarray], str]]
+    use: str
+    languages: str
     extra: str = ""
     writing: tuple[str, ...] = ()
     quantizing: tuple[str, ...] = ()
@@ -44,7 +73,7 @@ class Format:
     knows_all_tokens: bool = False
 
     def write(self, merged: Merged, folder: Path, precision: str, card: str = "") -> None:
-        """The folder appears whole or not at all. card: its README.md.
+        """Make the folder, whole or not at all. card: its README.md.
 
         Raises ModelError for a model that the runtime cannot use, RunError if it cannot be written.
         """
@@ -52,7 +81,7 @@ class Format:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with atomic_folder(folder, mode=0o755) as part:
-                self._module.write(merged, part, precision)
+                self.write_files(merged, part, precision)
                 if card:
                     (part / CARD).write_text(card, encoding="utf-8")
         except (OSError, SafetensorError) as error:
@@ -61,21 +90,20 @@ class Format:
             raise RunError(f"{folder}: the export cannot be written: {reason}", remedy=remedy) from error
 
     def check(self, merged: Merged) -> None:
-        """Raises ModelError for a model that the runtime cannot use."""
-        if not self.knows_all_tokens:
-            from whisper_tuner.export.openai import require_vocabulary
-
-            require_vocabulary(merged, self.runtime)
-
-    def listener(self, folder: Path, speech: Speech) -> Callable[[np.ndarray], str]:
-        """The runtime with the exported model: a function of a waveform [n] at 16 kHz, of 30 s at most, to its text."""
-        return self._module.listener(folder, speech)
+        """Refuse a model whose tokens are not those that the runtime has built in. Raises ModelError."""
+        size, runtime = merged.model.config.vocab_size, self.runtime
+        if self.knows_all_tokens or size in VOCABULARIES:
+            return
+        known = f"{VOCABULARIES[0]:,} to {VOCABULARIES[-1]:,}"
+        what = (
+            f"{runtime} cannot use a model with {size:,} tokens: it has the tokens of OpenAI's models built in, {known}"
+        )
+        raise ModelError(what, remedy="Export to transformers or faster-whisper, or fine-tune one of OpenAI's models.")
 
     def usage(self, folder: str, speech: Speech, precision: str, *, is_multilingual: bool) -> str:
-        """Lines that show how the runtime transcribes a file with it, indented."""
-        about = {"language": speech.language or "en", "task": speech.task}
-        languages = self._module.LANGUAGES.format(**about) if is_multilingual else ""
-        return self._module.USE.format(folder=folder, languages=languages, is_half=precision == "float16")
+        """Return the lines that show how the runtime transcribes a file with this folder."""
+        told = self.languages.format(language=speech.language or "en", task=speech.task) if is_multilingual else ""
+        return self.use.format(folder=folder, languages=told, is_half=precision == "float16")
 
     def require(self, precision: str, *, running: bool) -> None:
         """Raises MissingProgram with what to install."""
@@ -87,81 +115,24 @@ class Format:
             remedy = f"Install it, in this project's folder: .venv/bin/python -m pip install -e '.[{self.extra}]'"
             raise MissingProgram(what, remedy=remedy)
 
-    @property
-    def _module(self) -> ModuleType:
-        return importlib.import_module(f"whisper_tuner.export.{self.module}")
 
-
-FORMATS = {
-    each.name: each
-    for each in (
-        Format(
-            name="transformers",
-            runtime="transformers",
-            module="folder",
-            precisions=("float32", "float16"),
-            knows_all_tokens=True,
-        ),
-        Format(
-            name="faster-whisper",
-            runtime="faster-whisper",
-            module="faster_whisper",
-            precisions=("float16", "float32", "int8"),
-            extra="faster-whisper",
-            writing=("ctranslate2",),
-            running=("faster_whisper",),
-            knows_all_tokens=True,
-        ),
-        Format(
-            name="whisper.cpp",
-            runtime="whisper.cpp",
-            module="ggml",
-            precisions=("float16", "q8_0", "q5_0"),
-            extra="whisper-cpp",
-            quantizing=("gguf",),
-            running=("pywhispercpp",),
-        ),
-        Format(
-            name="mlx",
-            runtime="mlx-whisper",
-            module="mlx",
-            precisions=("float16", "float32"),
-            extra="mlx",
-            running=("mlx_whisper",),
-        ),
-        Format(
-            name="onnx",
-            runtime="onnxruntime",
-            module="onnx",
-            precisions=("float32", "float16", "int8"),
-            extra="onnx",
-            writing=("onnx", "onnxscript"),
-            quantizing=("onnxruntime",),
-            running=("onnxruntime",),
-            knows_all_tokens=True,
-        ),
-        Format(
-            name="openai",
-            runtime="openai-whisper",
-            module="openai",
-            precisions=("float16", "float32"),
-            extra="openai",
-            running=("whisper",),
-        ),
-    )
-}
+@cache
+def formats() -> dict[str, Format]:
+    """Return all formats by name, in the order of FILES."""
+    found: list[Format] = [importlib.import_module(f"whisper_tuner.export.{file}").FORMAT for file in FILES]
+    return {each.name: each for each in found}
 
 
 def chosen(names: Sequence[str], precision: str) -> list[tuple[Format, str]]:
-    """Formats with the precision of each: `precision`, or its own default. Raises ConfigError."""
+    """Return formats with the precision of each: `precision`, or its own default. Raises ConfigError."""
     found = []
     for name in dict.fromkeys(names):
-        if name not in FORMATS:
-            remedy = f"Known: {', '.join(FORMATS)}."
-            raise ConfigError(f"--to {name}: no such format{nearest(name, FORMATS)}", remedy=remedy)
-        known = FORMATS[name].precisions
+        if name not in formats():
+            remedy = f"Known: {', '.join(formats())}."
+            raise ConfigError(f"--to {name}: no such format{nearest(name, formats())}", remedy=remedy)
+        known = formats()[name].precisions
         if precision and precision not in known:
             what = f"--precision {precision}: {name} has no such precision{nearest(precision, known)}"
             raise ConfigError(what, remedy=f"Known: {', '.join(known)}.")
-        found.append((FORMATS[name], precision or known[0]))
+        found.append((formats()[name], precision or known[0]))
     return found

@@ -13,8 +13,8 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-import onnx
 import torch
 from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ def encoder_graph(model: WhisperForConditionalGeneration, dtype: torch.dtype) ->
 
 
 def decoder_graphs(model: WhisperForConditionalGeneration, dtype: torch.dtype) -> tuple[ModelProto, ModelProto]:
-    """The first step, and those after it; `merged` joins them.
+    """Make the first step, and those after it; `merged` joins them.
 
     input_ids [B, tokens], encoder_hidden_states [B, 1500, width], past_key_values.N.KIND [B, heads, n, width of a head]
     -> logits [B, tokens, vocabulary] and present.N.KIND
@@ -66,7 +66,7 @@ def decoder_graphs(model: WhisperForConditionalGeneration, dtype: torch.dtype) -
 
 
 def merged(first: ModelProto, later: ModelProto) -> ModelProto:
-    """One decoder, with the input use_cache_branch [1] that chooses. Weights that both have it has once.
+    """Join them to one decoder, with the input use_cache_branch [1] that chooses. Weights of both it has once.
 
     The keys and values of the audio, which do not change, come out of the later steps empty: optimum's layout.
     """
@@ -77,40 +77,33 @@ def merged(first: ModelProto, later: ModelProto) -> ModelProto:
             later.graph.node.append(helper.make_node("Constant", [], [output.name], value=empty))
     theirs = {each.name: each for each in later.graph.initializer}
     shared = [each for each in first.graph.initializer if theirs.get(each.name) == each]
-    outputs = list(first.graph.output)
-    branches = [_branch(graph, outputs, {each.name for each in shared}) for graph in (first.graph, later.graph)]
+    known = {each.name for each in shared}
+    # Without the lengths that differ between the branches: a present has as many tokens as came in until then.
+    outputs = [copy.deepcopy(output) for output in first.graph.output]
+    for output in outputs:
+        if output.name != "logits":
+            for axis, name in ((0, f"{output.name}.batch"), (2, f"{output.name}.length")):
+                output.type.tensor_type.shape.dim[axis].dim_param = name
+    first_step, later_step = (
+        helper.make_graph(
+            graph.node, graph.name, [], outputs, [each for each in graph.initializer if each.name not in known]
+        )
+        for graph in (first.graph, later.graph)
+    )
     names = [output.name for output in outputs]
     choice = helper.make_node(
-        "If", ["use_cache_branch"], names, name="step", else_branch=branches[0], then_branch=branches[1]
+        "If", ["use_cache_branch"], names, name="step", else_branch=first_step, then_branch=later_step
     )
     inputs = {each.name: each for each in (*first.graph.input, *later.graph.input)}
     chooser = helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1])
-    whole = helper.make_graph([choice], "decoder", [*inputs.values(), chooser], _open(outputs), shared)
-    return helper.make_model(whole, opset_imports=_opsets(first, later), ir_version=first.ir_version)
-
-
-def _branch(graph: onnx.GraphProto, outputs: Sequence[onnx.ValueInfoProto], shared: set[str]) -> onnx.GraphProto:
-    own = [each for each in graph.initializer if each.name not in shared]
-    return helper.make_graph(graph.node, graph.name, [], _open(outputs), own)
-
-
-def _open(outputs: Sequence[onnx.ValueInfoProto]) -> list[onnx.ValueInfoProto]:
-    """Without the lengths that differ between the branches: a present has as many tokens as came in until then."""
-    opened = []
-    for output in outputs:
-        each = copy.deepcopy(output)
-        if each.name != "logits":
-            for axis, name in ((0, f"{each.name}.batch"), (2, f"{each.name}.length")):
-                each.type.tensor_type.shape.dim[axis].dim_param = name
-        opened.append(each)
-    return opened
-
-
-def _opsets(*models: ModelProto) -> list[onnx.OperatorSetIdProto]:
-    return list({each.domain: each for model in models for each in model.opset_import}.values())
+    whole = helper.make_graph([choice], "decoder", [*inputs.values(), chooser], outputs, shared)
+    opsets = {each.domain: each for model in (first, later) for each in model.opset_import}
+    return helper.make_model(whole, opset_imports=[*opsets.values()], ir_version=first.ir_version)
 
 
 class Encoder(nn.Module):
+    encoder: Any  # laid out, it has parts that transformers' class does not know of
+
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
@@ -127,6 +120,8 @@ class Encoder(nn.Module):
 
 
 class DecoderStep(nn.Module):
+    decoder: Any
+
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
         self.decoder = decoder
@@ -134,7 +129,7 @@ class DecoderStep(nn.Module):
     def logits(
         self, input_ids: Tensor, past: Sequence[Sequence[Tensor]] | None, audio: Sequence[Sequence[Tensor]]
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Logits, and the keys and values of all tokens until now. past, audio: those of each layer."""
+        """Compute logits, and the keys and values of all tokens until now. past, audio: those of each layer."""
         decoder = self.decoder
         before, count = past[0][0].shape[2] if past else 0, input_ids.shape[1]
         embedded = decoder.table.index_select(1, input_ids.flatten()).T  # [B * tokens, width]
@@ -144,11 +139,12 @@ class DecoderStep(nn.Module):
         present = []
         for number, layer in enumerate(decoder.layers):
             normed = layer.self_attn_layer_norm(hidden)
-            known = keys_and_values(layer.self_attn, normed)
+            keys, values = keys_and_values(layer.self_attn, normed)
             if past:
-                known = tuple(torch.cat([old, new], 2) for old, new in zip(past[number], known, strict=True))
-            present.append(known)
-            hidden = hidden + attended(layer.self_attn, normed, *known, mask)
+                old_keys, old_values = past[number]
+                keys, values = torch.cat([old_keys, keys], 2), torch.cat([old_values, values], 2)
+            present.append((keys, values))
+            hidden = hidden + attended(layer.self_attn, normed, keys, values, mask)
             hidden = hidden + attended(layer.encoder_attn, layer.encoder_attn_layer_norm(hidden), *audio[number])
             hidden = hidden + transformed(layer, hidden)
         return (decoder.layer_norm(hidden) @ decoder.table).float(), present
@@ -170,27 +166,30 @@ class LaterStep(DecoderStep):
         return logits, *(each.float() for layer in present for each in layer)
 
 
-def split(attention: nn.Module, hidden: Tensor) -> Tensor:
+def split(attention: Any, hidden: Tensor) -> Tensor:
     """[B, n, width] -> [B, heads, n, width of a head]."""
     return hidden.unflatten(2, (attention.num_heads, attention.head_dim)).transpose(1, 2)
 
 
-def keys_and_values(attention: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor]:
+def keys_and_values(attention: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
     return split(attention, attention.k_proj(hidden)), split(attention, attention.v_proj(hidden))
 
 
-def attended(attention: nn.Module, hidden: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+def attended(attention: Any, hidden: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
     scores = split(attention, attention.q_proj(hidden) * attention.scaling) @ keys.transpose(2, 3)
     weights = (scores if mask is None else scores + mask).softmax(-1)
     return attention.out_proj((weights @ values).transpose(1, 2).flatten(2))
 
 
-def transformed(layer: nn.Module, hidden: Tensor) -> Tensor:
+def transformed(layer: Any, hidden: Tensor) -> Tensor:
     return layer.fc2(functional.gelu(layer.fc1(layer.final_layer_norm(hidden))))
 
 
 class Matrix(nn.Module):
     """A linear layer with its weight as ONNX multiplies, [in, out]: without a Transpose, which hinders quantising."""
+
+    weight: Tensor
+    bias: Tensor | None
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -202,8 +201,8 @@ class Matrix(nn.Module):
         return product if self.bias is None else product + self.bias
 
 
-def _laid_out(part: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy of the encoder or decoder. A decoder's embeddings are its `table` [width, vocabulary], for both ends."""
+def _laid_out(part: Any, dtype: torch.dtype) -> nn.Module:
+    """Copy the encoder or decoder. A decoder's embeddings are its `table` [width, vocabulary], for both ends."""
     part = copy.deepcopy(part).to(dtype).eval().requires_grad_(False)
     for name, linear in [(n, each) for n, each in part.named_modules() if isinstance(each, nn.Linear)]:
         part.set_submodule(name, Matrix(linear))
@@ -216,17 +215,24 @@ def _laid_out(part: nn.Module, dtype: torch.dtype) -> nn.Module:
 def _exported(
     module: nn.Module, arguments: tuple, dims: tuple, inputs: Sequence[str], outputs: Sequence[str]
 ) -> ModelProto:
-    named = {"input_names": inputs, "output_names": outputs}
     with quiet():
         program = torch.onnx.export(
-            module.eval(), arguments, dynamic_shapes=dims, opset_version=OPSET, dynamo=True, verbose=False, **named
+            module.eval(),
+            arguments,
+            dynamic_shapes=dims,
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+            input_names=inputs,
+            output_names=outputs,
         )
+        assert program is not None  # it is with dynamo
         return program.model_proto
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Converters speak of their own insides."""
+    """Silence a converter, which speaks of its own insides."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

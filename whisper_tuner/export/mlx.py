@@ -12,27 +12,23 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from whisper_tuner.export.final import save_processor
-from whisper_tuner.export.merged import Merged, Speech
+from whisper_tuner.export.formats import Format, Merged, Speech
 from whisper_tuner.export.openai import dimensions, weights
 
 COMPUTED = "encoder.positional_embedding"  # sinusoids, which MLX's Whisper makes itself
 
-USE = """\
-    mlx_whisper speech.wav --model {folder} --fp16 {is_half}{languages}
-"""
-LANGUAGES = " --language {language} --task {task}"
-
 
 def write(merged: Merged, folder: Path, precision: str) -> None:
     dtype = torch.float16 if precision == "float16" else torch.float32
-    stored = {
-        _name(name): _axes(name, tensor).to(dtype).contiguous()
-        for name, tensor in weights(merged.model).items()
-        if name != COMPUTED
-    }
+    stored = {}
+    for name, tensor in weights(merged.model).items():
+        if ".conv" in name and tensor.ndim == 3:
+            tensor = tensor.transpose(1, 2)  # channels last: [out, in, width] -> [out, width, in]
+        if name != COMPUTED:
+            name = name.replace(".mlp.0.", ".mlp1.").replace(".mlp.2.", ".mlp2.")
+            stored[name] = tensor.to(dtype).contiguous()
     save_file(stored, folder / "weights.safetensors")
     config = {**dimensions(merged.model), "model_type": "whisper"}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -41,7 +37,7 @@ def write(merged: Merged, folder: Path, precision: str) -> None:
 
 
 def listener(folder: Path, speech: Speech) -> Callable[[np.ndarray], str]:
-    """Decodes with mlx-whisper itself: on the GPU of a Mac, else on the CPU."""
+    """Decode with mlx-whisper itself: on the GPU of a Mac, else on the CPU."""
     import mlx.core as mx
     from mlx_whisper.audio import log_mel_spectrogram, pad_or_trim
     from mlx_whisper.decoding import DecodingOptions, decode
@@ -57,10 +53,14 @@ def listener(folder: Path, speech: Speech) -> Callable[[np.ndarray], str]:
     return heard
 
 
-def _name(name: str) -> str:
-    return name.replace(".mlp.0.", ".mlp1.").replace(".mlp.2.", ".mlp2.")
-
-
-def _axes(name: str, tensor: Tensor) -> Tensor:
-    """MLX's convolutions have the channels last: [out, in, width] -> [out, width, in]."""
-    return tensor.transpose(1, 2) if ".conv" in name and tensor.ndim == 3 else tensor
+FORMAT = Format(
+    name="mlx",
+    runtime="mlx-whisper",
+    precisions=("float16", "float32"),
+    extra="mlx",
+    running=("mlx_whisper",),
+    write_files=write,
+    listener=listener,
+    use="    mlx_whisper speech.wav --model {folder} --fp16 {is_half}{languages}\n",
+    languages=" --language {language} --task {task}",
+)

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 from transformers import WhisperForConditionalGeneration
 
-from whisper_tuner.errors import ModelError
-from whisper_tuner.export.merged import Merged, Speech
+from whisper_tuner.export.formats import Format, Merged, Speech
 
 FILE = "model.pt"
-VOCABULARIES = range(51_864, 51_867)  # English-only; multilingual with 99 languages; and with 100, as large-v3
-# From transformers' names to OpenAI's; the first that fits a part of a name counts.
+# From transformers' names to OpenAI's, applied one after the other.
 NAMES = (
     (r"^(encoder|decoder)\.layers\.", r"\1.blocks."),
     (r"\bself_attn_layer_norm\b", "attn_ln"),
@@ -36,15 +34,15 @@ NAMES = (
     (r"\bembed_tokens\b", "token_embedding"),
 )
 
-USE = """\
-    whisper speech.wav --model {folder}/model.pt{languages}
-"""
-LANGUAGES = " --language {language} --task {task}"
-
 
 def weights(model: WhisperForConditionalGeneration) -> dict[str, Tensor]:
-    """All of them, by OpenAI's names. The output layer has none: it is the token embedding."""
-    return {_name(name): tensor.detach() for name, tensor in model.model.state_dict().items()}
+    """Return all of them by OpenAI's names. The output layer has none: it is the token embedding."""
+    found = {}
+    for name, tensor in model.model.state_dict().items():
+        for pattern, theirs in NAMES:
+            name = re.sub(pattern, theirs, name)
+        found[name] = tensor.detach()
+    return found
 
 
 def dimensions(model: WhisperForConditionalGeneration) -> dict[str, int]:
@@ -64,17 +62,6 @@ def dimensions(model: WhisperForConditionalGeneration) -> dict[str, int]:
     }
 
 
-def require_vocabulary(merged: Merged, runtime: str) -> None:
-    """Raises ModelError for a vocabulary that is not one of OpenAI's: the runtime has these built in."""
-    size = merged.model.config.vocab_size
-    if size not in VOCABULARIES:
-        known = f"{VOCABULARIES[0]:,} to {VOCABULARIES[-1]:,}"
-        what = (
-            f"{runtime} cannot use a model with {size:,} tokens: it has the tokens of OpenAI's models built in, {known}"
-        )
-        raise ModelError(what, remedy="Export to transformers or faster-whisper, or fine-tune one of OpenAI's models.")
-
-
 def write(merged: Merged, folder: Path, precision: str) -> None:
     dtype = torch.float16 if precision == "float16" else torch.float32
     stored = {name: tensor.to(dtype).contiguous() for name, tensor in weights(merged.model).items()}
@@ -86,7 +73,7 @@ def write(merged: Merged, folder: Path, precision: str) -> None:
 
 
 def listener(folder: Path, speech: Speech) -> Callable[[np.ndarray], str]:
-    """Decodes with openai-whisper itself."""
+    """Decode with openai-whisper itself."""
     import whisper
 
     model = whisper.load_model(str(folder / FILE), device="cpu")
@@ -99,7 +86,14 @@ def listener(folder: Path, speech: Speech) -> Callable[[np.ndarray], str]:
     return heard
 
 
-def _name(name: str) -> str:
-    for pattern, theirs in NAMES:
-        name = re.sub(pattern, theirs, name)
-    return name
+FORMAT = Format(
+    name="openai",
+    runtime="openai-whisper",
+    precisions=("float16", "float32"),
+    extra="openai",
+    running=("whisper",),
+    write_files=write,
+    listener=listener,
+    use="    whisper speech.wav --model {folder}/model.pt{languages}\n",
+    languages=" --language {language} --task {task}",
+)

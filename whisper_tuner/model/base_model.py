@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -24,15 +24,14 @@ from transformers.utils import cached_file
 from whisper_tuner.config import Profile
 from whisper_tuner.data.labels import is_multilingual
 from whisper_tuner.errors import ConfigError, ModelError
-from whisper_tuner.hub import HUB_ID, loading
+from whisper_tuner.hub import HUB_ID, LAYOUT, check_kind, loading
 from whisper_tuner.json_text import parse_json
 from whisper_tuner.languages import language_code
-from whisper_tuner.model.check import LAYOUT, check_kind
 from whisper_tuner.paths import expanded
 
 
 def load_base(path: str | Path) -> tuple[WhisperForConditionalGeneration, WhisperProcessor]:
-    """Model (float32, on the CPU) and processor of a folder in transformers layout or of a hub id.
+    """Load model (float32, on the CPU) and processor of a folder in transformers layout or of a hub id.
 
     Raises ModelError for what is not a loadable Whisper.
     """
@@ -44,18 +43,25 @@ def load_base(path: str | Path) -> tuple[WhisperForConditionalGeneration, Whispe
         model = WhisperForConditionalGeneration.from_pretrained(name, dtype=torch.float32)
         processor = WhisperProcessor.from_pretrained(name)
         _mend_generation_config(name, model)
-    _check_match(path, model, processor)
+    made_for = (model.config.num_mel_bins, full_frames(model))
+    gives = (processor.feature_extractor.feature_size, processor.feature_extractor.nb_max_frames)
+    if made_for != gives:
+        what = f"{path}: the model takes log-mels {made_for}, its feature extractor makes {gives}"
+        raise ModelError(what, remedy="Use the processor that belongs to the model.")
     return model, processor
 
 
 def prepare(model: WhisperForConditionalGeneration, profile: Profile) -> nn.Module:
-    """The model as the profile's method trains it: all of it, low-rank adapters (a PeftModel), or the decoder only.
+    """Make the model what the profile's method trains: all of it, adapters (a PeftModel), or the decoder only.
 
     Raises ConfigError.
     """
     _set_dropout(model, profile.dropout)
     if profile.no_speech == "train":
-        _allow_empty_text(model)
+        # `generate` may end at once: published models forbid it, and so write something of silence, too.
+        for config in (model.generation_config, model.config):
+            forbidden = set(getattr(config, "begin_suppress_tokens", None) or ()) - {model.config.eos_token_id}
+            config.begin_suppress_tokens = sorted(forbidden) or None
     if profile.method == "lora":
         return _add_adapters(model, profile)
     model.requires_grad_(True)
@@ -69,69 +75,75 @@ def set_language(model: nn.Module, language: str | None, task: str = "transcribe
     """Make a multilingual model assume this language in `generate`; an English-only model has nothing to set."""
     whisper = whisper_of(model)
     if is_multilingual(whisper):
-        whisper.generation_config.language = language_code(language)
-        whisper.generation_config.task = task
+        settings: Any = whisper.generation_config
+        settings.language, settings.task = language_code(language), task
 
 
 def whisper_of(model: nn.Module) -> WhisperForConditionalGeneration:
-    """The Whisper inside a PeftModel, or the model itself."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model
+    """Return the Whisper inside a PeftModel, or the model itself."""
+    whisper = model.get_base_model() if isinstance(model, PeftModel) else model
+    assert isinstance(whisper, WhisperForConditionalGeneration)
+    return whisper
 
 
 def full_frames(model: nn.Module) -> int:
-    """Mel frames that the encoder is made for (3,000 = 30 s in every published Whisper)."""
+    """Return the mel frames that the encoder is made for (3,000 = 30 s in every published Whisper)."""
     encoder = whisper_of(model).model.encoder
     return encoder.config.max_source_positions * encoder.conv1.stride[0] * encoder.conv2.stride[0]
 
 
 def encode(model: nn.Module, log_mel: Tensor) -> BaseModelOutput:
-    """Encoder states [B, frames / 2, d_model] of a log-mel [B, 80|128, frames] of any length up to the model's own.
+    """Compute encoder states [B, frames / 2, d_model] of log-mels [B, 80|128, frames] of up to the model's length.
 
     transformers' encoder refuses inputs shorter than 30 s; this is the same computation with the positions cut to the
     input's length. SpecAugment and LayerDrop act as the checkpoint's config says.
     """
     whisper = whisper_of(model)
     encoder = whisper.model.encoder
-    masks = whisper.config.apply_spec_augment and log_mel.shape[-1] >= whisper.config.mask_time_length
-    if encoder.training and masks:
-        log_mel = whisper.model._mask_input_features(log_mel.clone())  # it writes in place
+    log_mel = masked(whisper, log_mel)
     if log_mel.shape[-1] == full_frames(model):
         return encoder(log_mel)
     states = gelu(encoder.conv2(gelu(encoder.conv1(log_mel)))).transpose(1, 2)
     states = states + encoder.embed_positions.weight[: states.shape[1]]
+    return BaseModelOutput(last_hidden_state=through_layers(encoder, states))
+
+
+def masked(whisper: WhisperForConditionalGeneration, log_mel: Tensor) -> Tensor:
+    """Do transformers' SpecAugment on log-mels [B, 80|128, frames], if the checkpoint's config asks for it."""
+    masks = whisper.config.apply_spec_augment and log_mel.shape[-1] >= whisper.config.mask_time_length
+    if not (masks and whisper.model.encoder.training):
+        return log_mel
+    return whisper.model._mask_input_features(log_mel.clone())  # it writes in place
+
+
+def through_layers(encoder: WhisperEncoder, states: Tensor, **options: object) -> Tensor:
+    """Compute what is behind the encoder's convolutions and positions, [B, n, d_model], as it does."""
     states = drop(states, p=encoder.dropout, training=encoder.training)
     for layer in encoder.layers:
         if encoder.training and encoder.layerdrop > 0 and torch.rand([]) < encoder.layerdrop:
             continue
-        states = layer(states, None)
-    return BaseModelOutput(last_hidden_state=encoder.layer_norm(states))
+        states = layer(states, None, **options)
+    return encoder.layer_norm(states)
 
 
 def _add_adapters(model: WhisperForConditionalGeneration, profile: Profile) -> PeftModel:
-    """Low-rank adapters (2106.09685) on the linear layers whose names end in one of `lora_targets`."""
+    """Put low-rank adapters (2106.09685) on the linear layers whose names end in one of `lora_targets`."""
+    targets: list[str] | str = list(profile.lora_targets)
+    if profile.lora_part != "all":  # by an expression for whole names: only the output layer is not inside the decoder
+        targets = rf"(model\.decoder\..*\.)?({'|'.join(map(re.escape, targets))})"
     settings = LoraConfig(
         task_type=None,  # SEQ_2_SEQ_LM would call forward with input_ids, which Whisper has not
         r=profile.lora_r,
         lora_alpha=profile.lora_alpha,
         lora_dropout=profile.lora_dropout,
-        target_modules=_lora_targets(profile),
+        target_modules=targets,
     )
     try:
         return get_peft_model(model, settings)
     except ValueError as error:
-        raise ConfigError(
-            f"LoRA cannot be added: {error}", remedy=f"Use some of {', '.join(_linear_names(model))}."
-        ) from error
-
-
-def _lora_targets(profile: Profile) -> list[str] | str:
-    """Ends of names, or an expression for whole ones: only the output layer is not inside encoder or decoder."""
-    names = list(profile.lora_targets)
-    return names if profile.lora_part == "all" else rf"(model\.decoder\..*\.)?({'|'.join(map(re.escape, names))})"
-
-
-def _linear_names(model: nn.Module) -> Sequence[str]:
-    return sorted({name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)})
+        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        names = sorted({name.rsplit(".", 1)[-1] for name in linear})
+        raise ConfigError(f"LoRA cannot be added: {error}", remedy=f"Use some of {', '.join(names)}.") from error
 
 
 def _set_dropout(model: WhisperForConditionalGeneration, dropout: float) -> None:
@@ -146,22 +158,6 @@ def _set_dropout(model: WhisperForConditionalGeneration, dropout: float) -> None
             module.activation_dropout = dropout
 
 
-def _allow_empty_text(model: WhisperForConditionalGeneration) -> None:
-    """Let `generate` end at once: published models forbid it, and so write something of silence, too."""
-    for config in (model.generation_config, model.config):
-        forbidden = set(getattr(config, "begin_suppress_tokens", None) or ()) - {model.config.eos_token_id}
-        config.begin_suppress_tokens = sorted(forbidden) or None
-
-
-def _check_match(path: str | Path, model: WhisperForConditionalGeneration, processor: WhisperProcessor) -> None:
-    extractor = processor.feature_extractor
-    made_for = (model.config.num_mel_bins, full_frames(model))
-    gives = (extractor.feature_size, extractor.nb_max_frames)
-    if made_for != gives:
-        what = f"{path}: the model takes log-mels {made_for}, its feature extractor makes {gives}"
-        raise ModelError(what, remedy="Use the processor that belongs to the model.")
-
-
 def _mend_generation_config(name: str, model: WhisperForConditionalGeneration) -> None:
     """Remove the forced ids, which make `generate` raise, and the mark `_from_model_config`.
 
@@ -171,6 +167,6 @@ def _mend_generation_config(name: str, model: WhisperForConditionalGeneration) -
     if file and model.generation_config._from_model_config:
         stored = parse_json(Path(file).read_text(encoding="utf-8")) | {"_from_model_config": None}
         model.generation_config = GenerationConfig.from_dict(stored)
-    model.generation_config._from_model_config = None
-    model.generation_config.forced_decoder_ids = None
+    settings: Any = model.generation_config
+    settings._from_model_config = settings.forced_decoder_ids = None
     model.config.forced_decoder_ids = None

@@ -6,6 +6,7 @@ this project (see distributed/hosts/agent_call.py).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -22,11 +23,17 @@ SECOND_VERSION = ("memory.max", "memory.current", "inactive_file")
 
 
 def machine_memory() -> dict:
-    """`total` and `available` bytes (None without psutil), and `machine`, which is equal for ranks on one machine.
+    """Return `total` and `available` bytes (None without psutil), and `machine`, the same for all ranks on one machine.
 
     A lower limit of a container or a service counts as the total. `machine` is "" if it is not known.
     """
-    total, available = _of_the_system()
+    try:
+        import psutil
+
+        memory = psutil.virtual_memory()
+        total, available = memory.total, memory.available
+    except ImportError:
+        total, available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), None
     machine = boot_id()
     group = tightest_group(_read(LISTING), GROUPS)
     if group and group[0] < total:
@@ -37,13 +44,18 @@ def machine_memory() -> dict:
 
 
 def boot_id() -> str:
-    """The id of the running system: hosts with the same id are one machine, whatever their names. "" if not known."""
-    text = _output(MAC_BOOT_ID) if sys.platform == "darwin" else _read(BOOT_ID)
+    """Return the running system's id: hosts with the same one are one machine, whatever their names. "": not known."""
+    text = ""
+    if sys.platform != "darwin":
+        text = _read(BOOT_ID)
+    else:
+        with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
+            text = subprocess.run(MAC_BOOT_ID, capture_output=True, text=True, timeout=5).stdout
     return text.strip() if UUID.fullmatch(text.strip()) else ""
 
 
 def tightest_group(listing: str, root: Path) -> tuple[int, int, str] | None:
-    """(limit, bytes in use, identity) of the control group with the lowest limit around this process; None without one.
+    """Return (limit, bytes in use, identity) of the control group with the lowest limit around this process, or None.
 
     listing: the text of /proc/self/cgroup. root: where the groups are mounted. A container may see its own group as the
     root, and a path that does not exist there.
@@ -53,44 +65,21 @@ def tightest_group(listing: str, root: Path) -> tuple[int, int, str] | None:
         _, kinds, path = line.split(":", 2)
         if kinds not in ("", "memory"):
             continue
-        names, base = (FIRST_VERSION, root / "memory") if kinds else (SECOND_VERSION, root)
+        (limit_file, used_file, cache), base = (FIRST_VERSION, root / "memory") if kinds else (SECOND_VERSION, root)
         parts = [] if ".." in path else [part for part in path.split("/") if part]
         for count in range(len(parts) + 1):
-            found += _limited(base.joinpath(*parts[:count]), *names)
+            folder = base.joinpath(*parts[:count])
+            limit, used = _read(folder / limit_file).strip(), _read(folder / used_file).strip()
+            if limit.isdigit() and used.isdigit():
+                known = re.search(rf"^{cache} (\d+)$", _read(folder / "memory.stat"), re.MULTILINE)
+                about = folder.stat()
+                kept = int(known[1]) if known else 0
+                found.append((int(limit), max(0, int(used) - kept), f"{about.st_dev}:{about.st_ino}"))
     return min(found, default=None)
-
-
-def _limited(folder: Path, limit_file: str, used_file: str, cache: str) -> list:
-    limit, used = _number(_read(folder / limit_file)), _number(_read(folder / used_file))
-    if limit is None or used is None:
-        return []
-    known = re.search(rf"^{cache} (\d+)$", _read(folder / "memory.stat"), re.MULTILINE)
-    about = folder.stat()
-    return [(limit, max(0, used - (int(known[1]) if known else 0)), f"{about.st_dev}:{about.st_ino}")]
-
-
-def _of_the_system() -> tuple:
-    try:
-        import psutil
-    except ImportError:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), None
-    memory = psutil.virtual_memory()
-    return memory.total, memory.available
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.strip().isdigit() else None
 
 
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError):
-        return ""
-
-
-def _output(command: list) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=5).stdout
-    except (OSError, ValueError, subprocess.TimeoutExpired):
         return ""

@@ -88,7 +88,7 @@ class ModelShape:
 
 
 def _layers(d: int, count: int, inner: int, *, attentions: int) -> int:
-    """Parameters of an encoder's or decoder's layers and of the norm behind them."""
+    """Count the parameters of an encoder's or decoder's layers and of the norm behind them."""
     attention = 4 * d * d + 3 * d + 2 * d  # four projections, the key's without bias, and the norm before them
     feed_forward = 2 * d * inner + inner + d + 2 * d
     return count * (attentions * attention + feed_forward) + 2 * d
@@ -120,7 +120,7 @@ PUBLISHED = {
 
 
 def shape_of(base_model: str) -> ModelShape | None:
-    """The dimensions of a model folder or of a published hub id; None if they cannot be told without a download."""
+    """Return the dimensions of a model folder or of a published hub id; None if that takes a download."""
     if base_model in PUBLISHED:
         return PUBLISHED[base_model]
     try:
@@ -151,18 +151,21 @@ def best_bytes(profile: Profile) -> int:
 def training_memory(
     shape: ModelShape, profile: Profile, *, clips: int, clip_s: float = 30.0, device: str = "cpu", more_bytes: int = 0
 ) -> int:
-    """Bytes that training takes at its peak, with so many clips computed at once; clip_s is their padded length.
+    """Estimate the bytes that training takes at its peak, with so many clips computed at once.
 
-    On cuda, of the card. more_bytes: that the strategy takes for each trained parameter beyond TRAINED_BYTES; not of a
-    card.
+    On cuda, of the card. clip_s: their padded length. more_bytes: what the strategy takes for each trained parameter
+    beyond TRAINED_BYTES; not of a card.
     """
     trained = trained_parameters(shape, profile)
     weights = FLOAT * (shape.parameters + (trained if profile.method == "lora" else 0))
-    if device == "cuda":
+    tokens, logits = _lengths(shape, clip_s)[1], FLOAT * LOGITS * shape.vocab_size  # bytes of a token's logits
+    if device == "cuda":  # adapters keep hardly more there, and logits are made for some tokens at a time
         staged = 2 * min(STAGED, FLOAT * trained)
-        return CUDA_CONTEXT + weights + CUDA_TRAINED_BYTES * trained + staged + _on_card(shape, profile, clips, clip_s)
+        kept = clips * _layers_keep(shape, profile, clip_s, more=0, inputs=1)
+        kept += logits * min(LOGITS_AT_ONCE, clips * tokens)
+        return CUDA_CONTEXT + weights + CUDA_TRAINED_BYTES * trained + staged + kept
     more_bytes += 2 * best_bytes(profile)
-    per_clip = _activations(shape, profile, clip_s)
+    per_clip = _layers_keep(shape, profile, clip_s, more=22, inputs=15) + logits * tokens
     if device == "mps":
         per_clip += _attention_weights(shape, profile, clip_s)
     return PROCESS_BYTES + weights + (TRAINED_BYTES + more_bytes) * trained + clips * per_clip
@@ -176,7 +179,7 @@ def profile_memory(
     device: str = "cpu",
     more_bytes: int = 0,
 ) -> int | None:
-    """The most bytes that training a profile takes in each worker; None if the model's dimensions are not known here.
+    """Estimate the most bytes that a profile takes in each worker; None if the model's dimensions are not known here.
 
     Without clips that are padded to 30 s in their turn: where one does not fit, a worker leaves that out.
     longest_s: of the longest clip, if the manifest has been read. clips: computed at once, if not as the worker does.
@@ -193,22 +196,11 @@ def profile_memory(
     return training_memory(shape, profile, clips=clips, clip_s=clip_s, device=device, more_bytes=more_bytes)
 
 
-def _activations(shape: ModelShape, profile: Profile, clip_s: float) -> int:
-    """Bytes kept for the backward pass of one clip: what each layer needs of its inputs, and the logits."""
-    _, tokens = _lengths(shape, clip_s)
-    return _layers_keep(shape, profile, clip_s, more=22, inputs=15) + FLOAT * LOGITS * tokens * shape.vocab_size
-
-
-def _on_card(shape: ModelShape, profile: Profile, clips: int, clip_s: float) -> int:
-    """Estimate the bytes of all clips on a CUDA card: adapters keep hardly more there, and logits are made for some
-    tokens at a time."""
-    tokens = min(LOGITS_AT_ONCE, clips * _lengths(shape, clip_s)[1])
-    return clips * _layers_keep(shape, profile, clip_s, more=0, inputs=1) + FLOAT * LOGITS * tokens * shape.vocab_size
-
-
 def _layers_keep(shape: ModelShape, profile: Profile, clip_s: float, *, more: int, inputs: int) -> int:
-    """Bytes of one clip that layers keep. With adapters `more` values for each of a layer's, which they keep and pass
-    on; and `inputs` where those of layers are kept alone.
+    """Estimate the bytes that layers keep of one clip for the backward pass.
+
+    With adapters: `more` values for each of a layer's, which they keep and pass on, and `inputs` for each of a layer's
+    inputs where only those are kept.
     """
     frames, tokens = _lengths(shape, clip_s)
     d, is_lora, checkpointing = shape.d_model, profile.method == "lora", profile.gradient_checkpointing
@@ -228,7 +220,7 @@ def _layers_keep(shape: ModelShape, profile: Profile, clip_s: float, *, more: in
 
 
 def _attention_weights(shape: ModelShape, profile: Profile, clip_s: float) -> int:
-    """Bytes that one clip takes more where attention has no fused backward: on mps (pytorch 179294).
+    """Estimate the bytes that one clip takes more where attention has no fused backward: on mps (pytorch 179294).
 
     There each attention keeps its weights [heads, queries, keys] in float32, also under bf16, and scaled copies of
     queries and keys. Causal attention keeps three of its size. Backward holds the gradients of the weights and of the
@@ -245,6 +237,6 @@ def _attention_weights(shape: ModelShape, profile: Profile, clip_s: float) -> in
 
 
 def _lengths(shape: ModelShape, clip_s: float) -> tuple[int, int]:
-    """A clip's encoder positions and label tokens."""
+    """Return a clip's encoder positions and label tokens."""
     frames = min(shape.max_source_positions, round(clip_s * FRAMES_PER_S))
     return frames, min(shape.max_target_positions, round(clip_s * TOKENS_PER_S))

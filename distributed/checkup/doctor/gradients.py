@@ -31,7 +31,7 @@ from whisper_tuner.data.dataset import Sample, load_manifest
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import DataError
 from whisper_tuner.model.base_model import full_frames, load_base, prepare, whisper_of
-from whisper_tuner.model.wide_layers import split_wide_layers
+from whisper_tuner.model.layers import split_wide_layers
 
 # Of a gradient's norm or its largest element, relative to itself, whichever is worse. Measured on a healthy CPU: 1.1e-5
 # in float32, 2.4e-2 in bf16. TF32, in which CUDA computes convolutions, has 10 bits of mantissa to bf16's 7: an eighth

@@ -12,7 +12,7 @@ from whisper_tuner.config import Profile
 from whisper_tuner.data import feature_store
 from whisper_tuner.data.audio import load_audio
 from whisper_tuner.data.dataset import load_manifest, write_manifest
-from whisper_tuner.model.wide_layers import SplitLinear
+from whisper_tuner.model.layers import SplitLinear
 
 BUNDLED = Path(__file__).parents[3] / "bundled"
 

@@ -12,7 +12,7 @@ from transformers import WhisperForConditionalGeneration
 import cli_typer
 from whisper_tuner.eval.predictions import COLUMNS
 from whisper_tuner.export.final import save_final
-from whisper_tuner.export.formats import FORMATS
+from whisper_tuner.export.formats import Speech, formats
 from whisper_tuner.model.base_model import load_base
 
 PROJECT = Path(__file__).parents[3]
@@ -123,9 +123,7 @@ def other_words(which, folder, samples, speech, progress):
 
 
 def test_every_format_has_a_line_of_help_and_a_usage():
-    from whisper_tuner.export.merged import Speech
-
-    for each in FORMATS.values():
+    for each in formats().values():
         shown = each.usage("my-folder", Speech(language="fr"), "float16", is_multilingual=True)
         assert "my-folder" in shown and re.search(r'[ "]fr\b', shown)
         assert "lang" not in each.usage("my-folder", Speech(language="en"), "float32", is_multilingual=False)

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from multimac.wizard.journal import Journal
+from multimac.wizard.questions import Journal
 from whisper_tuner.errors import ConfigError
 
 
@@ -91,15 +91,6 @@ def preflight(journal: Journal, ask: Callable, outcomes: list[str], setups: list
         except ConfigError:
             where = {"again": where}.get(said := ask(journal, "next?", "again", lasting=False), said)
     return where + ask(journal, "probe", "no")
-
-
-def test_one_does_not_go_back_to_a_set_up_that_was_made_and_it_is_not_made_again():
-    setups, outcomes = [], ["bare", "well"]
-    asked, ask = person("hosts", "yes", None, "", "no")
-    journal = Journal()
-    assert passes(journal, lambda: preflight(journal, ask, outcomes, setups)) == "hostsno"
-    assert setups == ["hosts"] and outcomes == []
-    assert [what for what, _ in asked] == ["where", "setup", "probe", "where", "probe"]
 
 
 def test_hosts_that_failed_are_looked_at_again_but_not_by_going_back_alone():

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 from small_whisper import write_whisper
 from test_wizard_terminal import BACK, ENTER, Screen, folder
 from transformers import WhisperForConditionalGeneration
 
 import cli_typer
-from multimac.wizard import language
+from multimac.wizard import model as asking
 from multimac.wizard.draft import Data, Draft, Model
 from multimac.wizard.questions import Questions
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import Sample
 
 # A machine that runs tests may be busy.
-PATIENT = "from multimac.wizard import language; language.LISTENING_S = 120.0"
+PATIENT = "from multimac.wizard import model; model.LISTENING_S = 120.0"
 
 __all__ = ["folder"]
 
@@ -37,6 +39,7 @@ def hears(code: str, path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_what_the_model_hears_is_shown_as_a_guess_and_heard_once(folder, tmp_path):
     hears("fr", tmp_path / "model")
     config = (folder / "config.ini").read_text()
@@ -81,15 +84,20 @@ def draft(tmp_path) -> Draft:
 )
 def test_only_what_is_heard_in_most_clips_is_suggested(draft, monkeypatch, capsys, heard, suggested, told):
     """The published model is not here: its outcome is made up."""
-    monkeypatch.setattr(language, "folder_here", lambda base_model: Path(base_model))
-    monkeypatch.setattr(language, "languages_heard", lambda folder, clips, limit_s: heard)
-    assert language._guessed(Questions(), draft, language.Console()) == suggested
+    listened = []
+    monkeypatch.setattr(asking, "folder_here", lambda base_model: Path(base_model))
+    monkeypatch.setattr(asking, "languages_heard", lambda folder, clips, limit_s: listened.extend(clips) or heard)
+    assert suggestion(draft, Questions()) == suggested
     assert told in capsys.readouterr().out
+    assert [path.name for path in listened] == ["11.wav", "13.wav", "15.wav", "17.wav", "19.wav"]  # the longer half
 
 
-def test_clips_to_listen_to_are_of_the_longer_half(draft):
-    chosen = language._chosen(draft.data.samples["train"])
-    assert [path.name for path in chosen] == ["11.wav", "13.wav", "15.wav", "17.wav", "19.wav"]
+def suggestion(draft: Draft, questions: Questions | SimpleNamespace) -> str:
+    """What is suggested for the language."""
+    suggested = []
+    questions.text = lambda key, message, default, check: suggested.append(default) or "fr"
+    assert asking.ask_language(questions, draft, Console()) == "fr"
+    return suggested[0]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +111,7 @@ def test_a_language_is_known_from_the_data_or_the_configuration(draft, section, 
         draft.config_text += f"[dataset:mine]\ntrain = train.csv\nlanguage = {section}\n"
     if inherited:
         draft.config_text += f"language = {inherited}\n" if not section else f"[DEFAULT]\nlanguage = {inherited}\n"
-    assert language._known(draft) == known
+    assert suggestion(draft, SimpleNamespace(interactive=False)) == known
 
 
 @pytest.mark.parametrize(("locale", "code"), [("fr", "fr"), ("sv-SE", "sv"), ("rw", "")])

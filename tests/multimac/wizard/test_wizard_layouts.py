@@ -63,7 +63,7 @@ def stamp(seconds: float) -> str:
     ("make", "by", "answers"),
     [
         pytest.param(pairs, "sentence", {}, marks=pytest.mark.slow),
-        (common_voice, "speaker", {}),
+        pytest.param(common_voice, "speaker", {}, marks=pytest.mark.slow),
         (subtitles, "sentence", {"import": "talks"}),
     ],
 )
@@ -78,8 +78,10 @@ def test_from_a_folder_to_a_finished_run(tmp_path, clips, make, by, answers):
     command = [sys.executable, str(PROJECT / "wizard.py"), "--answers", str(tmp_path / "answers.json")]
     done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"Split by {by}" in done.stdout and "WER after" in done.stdout
     [run] = (home / "runs").iterdir()
+    again = "finetune mine   (the same again)"
+    for words in (f"Split by {by}", "before", "WER after", f"multimac evaluate {run.name}", again):
+        assert words in done.stdout
     assert (run / "final" / "model.safetensors").is_file()
     if make is subtitles:
         assert len(list((home / "talks" / "clips").glob("*.flac"))) == CLIPS

@@ -14,8 +14,8 @@ from distributed.ssh.host import Host, Hosts
 from multimac.wizard import model
 from multimac.wizard.data import beside, find
 from multimac.wizard.draft import Data, Draft, Group, Model, with_sections
+from multimac.wizard.hosts import speed_up, suggested_strategy, waiting_at_every_step
 from multimac.wizard.questions import Questions
-from multimac.wizard.strategy import speed_up, suggested_strategy, waiting_at_every_step
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
@@ -162,7 +162,7 @@ def test_of_a_card_its_own_memory_counts(monkeypatch):
 
 
 def test_a_small_mac_may_train_on_short_clips_what_clips_of_30_s_make_too_large(tmp_path, monkeypatch):
-    """Nobody has told yet how long the clips are; the preflight knows."""
+    """Nobody has told yet how long the clips are; the preflight knows. Each fits a terminal of 80 columns."""
     monkeypatch.setattr(model, "memory_here", lambda: int(6e9))
     monkeypatch.setattr(model, "_has_apple_gpu", lambda: True)
     (tmp_path / "config.ini").write_text("")
@@ -170,6 +170,8 @@ def test_a_small_mac_may_train_on_short_clips_what_clips_of_30_s_make_too_large(
     small = offered["openai/whisper-small"]
     assert not small.unfit and small.title.endswith("clips of 10 s: 3.2 GB")
     assert "does not fit: needs" in offered["openai/whisper-large-v3"].unfit
+    assert "this machine has 6.0 GB" in offered["openai/whisper-large-v3"].unfit
+    assert all(len(f" » {option.title}") < 80 and len(option.unfit) < 80 for option in offered.values())
     choices = []
     model.ask_method(
         SimpleNamespace(select=lambda key, message, options, default: choices.extend(options) or default),

@@ -132,16 +132,6 @@ def enter_until(screen: Screen, question: str) -> None:
         screen.type(ENTER)
 
 
-def test_enter_takes_the_defaults_up_to_a_saved_profile(folder, screen):
-    enter_until(screen, "Ready?")
-    screen.type(DOWN + ENTER)
-    assert screen.wait() == 0
-    assert "finetune" in screen.seen
-    [name] = ConfigFile(folder / "config.ini").names("profile")
-    assert ConfigFile(folder / "config.ini").profile(name).test == folder / "all-test.csv"
-    assert (folder / "all-train.csv").exists()
-
-
 def test_shift_tab_goes_back_from_every_kind_of_question(folder, tmp_path):
     """From a list, a text, yes or no. Answers stand there as they were; what has been read is not shown again."""
     saved = tmp_path / "answers.json"
@@ -192,32 +182,21 @@ def test_shift_tab_goes_back_from_every_kind_of_question(folder, tmp_path):
     assert answers.items() >= (expected | {"name": "mine", "start": "later"}).items() and "workers" not in answers
 
 
-@pytest.mark.parametrize(
-    ("question", "answer", "told"),
-    [
-        ("Epochs", "0", "expected a number at least 1"),
-        ("Learning rate", "5", "above 0.1 a model forgets all it knows; usual for this one: 0.0015"),
-        ("Clips per step", "4000", "there are 10 training clips, and a step cannot have more"),
-    ],
-)
-def test_a_setting_that_cannot_work_is_asked_for_again(folder, screen, question, answer, told):
-    enter_until(screen, question)
+def test_a_setting_that_cannot_work_is_asked_for_again(folder, screen):
+    enter_until(screen, "Learning rate")
     time.sleep(0.1)
-    screen.type(DELETE + answer + ENTER)
-    screen.expect(told)
-    screen.type(DELETE + "1e-3" + ENTER if question == "Learning rate" else DELETE + "2" + ENTER)
-    screen.expect(QUESTIONS[QUESTIONS.index(question) + 1])
+    screen.type(DELETE + "5" + ENTER)
+    screen.expect("above 0.1 a model forgets all it knows; usual for this one: 0.0015")
+    screen.type(DELETE + "1e-3" + ENTER)
+    screen.expect("Clips per step")
 
 
 @pytest.mark.parametrize(
     ("question", "key"),
     [
         ("Which model", ESCAPE),
-        ("Which recordings", ESCAPE),
         ("Split off", CTRL_C),
-        ("Epochs", ESCAPE),
         ("Ready?", ESCAPE),
-        ("Ready?", CTRL_C),
     ],
 )
 def test_leaving_leaves_everything_as_it_was(folder, screen, question, key):
@@ -300,15 +279,3 @@ def test_a_remedy_is_shown_and_tried_again(folder, ssh_server, tmp_path):
         screen.end()
     assert files(folder) == before
     assert not (ssh_server.folder / "project").exists()
-
-
-def test_a_model_that_does_not_fit_is_shown_with_its_figure(folder, monkeypatch):
-    from multimac.wizard import model
-
-    monkeypatch.setattr(model, "memory_here", lambda: int(2e9))
-    models = model.offered(ConfigFile(folder / "config.ini"))
-    options = {option.value: option for option in model.options(models)}
-    assert "does not fit: needs" in options["openai/whisper-large-v3"].unfit
-    assert "this machine has 2.0 GB" in options["openai/whisper-large-v3"].unfit
-    assert not options["small"].unfit
-    assert all(len(f" » {option.title}") < WIDTH and len(option.unfit) < WIDTH for option in options.values())

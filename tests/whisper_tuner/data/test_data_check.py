@@ -22,7 +22,7 @@ from whisper_tuner.data.labels import label_encoder, token_limit
 from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import ConfigError, DataError, ModelError
 from whisper_tuner.fact_store import CACHE, FactStore
-from whisper_tuner.model.check import check_model
+from whisper_tuner.hub import check_model
 
 BUNDLED = Path(__file__).parents[3] / "bundled"
 

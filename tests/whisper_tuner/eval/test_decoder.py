@@ -35,17 +35,16 @@ def one_by_one(model, processor, path, **arguments) -> str:
     return processor.batch_decode(ids, skip_special_tokens=True)[0].strip()
 
 
-@pytest.mark.parametrize("batch_size", [1, 5, 16])
-def test_a_real_model_writes_what_plain_generate_does_clip_by_clip(bundled, expected, batch_size):
+def test_a_real_model_writes_what_plain_generate_does_clip_by_clip(bundled, expected):
     model, processor, samples = bundled
-    heard = transcribe(model, processor, [sample.audio for sample in samples], batch_size=batch_size)
+    heard = transcribe(model, processor, [sample.audio for sample in samples], batch_size=16)
     assert [transcript.text for transcript in heard] == expected
     assert len(set(expected)) > 10
 
 
 def test_the_order_of_an_evaluation_is_that_of_the_samples(bundled, expected):
     model, processor, samples = bundled
-    result = evaluate(model, processor, samples, batch_size=4)
+    result = evaluate(model, processor, samples, batch_size=5)
     assert [row.sample for row in result.rows] == list(samples)
     assert [row.hypothesis for row in result.rows] == expected
 
@@ -198,10 +197,10 @@ def test_doubts_are_openais(logprob, no_speech, text, silence, doubtful):
 @pytest.mark.parametrize("arguments", [{"language": "fr", "task": "transcribe"}, {"task": "transcribe"}])
 def test_the_encoder_runs_once_also_where_the_language_is_detected(multilingual, clips, arguments):
     model, processor = multilingual
-    paths = [clip.audio for clip in clips]
+    paths = [clip.audio for clip in clips[:9]]
     expected = [one_by_one(model, processor, path, **arguments) for path in paths]
     encoded = []
     model.model.encoder.register_forward_pre_hook(lambda _module, given: encoded.append(len(given[0])))
     heard = transcribe(model, processor, paths, batch_size=8, **arguments)
-    assert [transcript.text for transcript in heard] == expected
-    assert encoded == [1] * 20
+    assert [transcript.text for transcript in heard] == expected and any(expected)
+    assert encoded == [1] * 9

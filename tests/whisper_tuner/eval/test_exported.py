@@ -34,10 +34,9 @@ from whisper_tuner.errors import MissingProgram, ModelError, RunError
 from whisper_tuner.eval.decoder import Decoder, compression
 from whisper_tuner.eval.evaluation import model_inputs, no_speech_token, transcribe
 from whisper_tuner.eval.exported import decoded, is_off
-from whisper_tuner.eval.intervals import wer_difference
+from whisper_tuner.eval.wer import wer_difference
 from whisper_tuner.export.final import load_model, save_final
-from whisper_tuner.export.formats import FORMATS, WHOLE, chosen
-from whisper_tuner.export.merged import Merged, Speech
+from whisper_tuner.export.formats import WHOLE, Merged, Speech, chosen, formats
 from whisper_tuner.model.base_model import load_base, prepare
 
 SPECIAL = ["<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
@@ -51,7 +50,7 @@ EXPORTS = [
         precision,
         marks=[] if number == 0 or (precision in QUICK and each.name != "onnx") else pytest.mark.slow,
     )
-    for each in FORMATS.values()
+    for each in formats().values()
     for number, precision in enumerate(each.precisions)
 ]
 
@@ -166,7 +165,7 @@ def long_clips(tmp_path_factory) -> list[Sample]:
     return samples
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def merged(published) -> Merged:
     model, processor = load_base(published)
     return Merged(model=model.eval(), processor=processor)
@@ -178,7 +177,7 @@ def speech_of(merged: Merged) -> Speech:
 
 @pytest.mark.parametrize(("published", "name", "precision"), EXPORTS, indirect=["published"])
 def test_each_runtime_writes_what_transformers_writes(merged, tmp_path, long_clips, name, precision):
-    which, speech = FORMATS[name], speech_of(merged)
+    which, speech = formats()[name], speech_of(merged)
     try:
         which.require(precision, running=True)
     except MissingProgram as error:
@@ -216,7 +215,7 @@ def test_an_adapter_is_merged(published, tmp_path, profile_of):
     out = save_final(trained, processor, tmp_path / "final", published)
     whole, processor = load_model(out)
     assert not isinstance(whole, PeftModel)
-    FORMATS["transformers"].write(Merged(model=whole, processor=processor), tmp_path / "exported", "float32")
+    formats()["transformers"].write(Merged(model=whole, processor=processor), tmp_path / "exported", "float32")
     again = WhisperForConditionalGeneration.from_pretrained(tmp_path / "exported")
     features, ids = torch.randn(1, 80, 3000), torch.tensor([[5, 6, 7]])
     with torch.no_grad():
@@ -226,17 +225,17 @@ def test_an_adapter_is_merged(published, tmp_path, profile_of):
 
 def test_half_precision_is_stored_as_such_and_the_model_stays_as_it_was(merged, tmp_path):
     before = {name: tensor.clone() for name, tensor in merged.model.state_dict().items()}
-    FORMATS["transformers"].write(merged, tmp_path / "half", "float16")
-    FORMATS["transformers"].write(merged, tmp_path / "whole", "float32")
+    formats()["transformers"].write(merged, tmp_path / "half", "float16")
+    formats()["transformers"].write(merged, tmp_path / "whole", "float32")
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("half", "whole")]
     assert 1.9 < sizes[1] / sizes[0] < 2.1
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "float16"
     assert all(torch.equal(before[name], tensor) for name, tensor in merged.model.state_dict().items())
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", formats())
 def test_what_cannot_be_written_is_told_and_nothing_is_left(merged, tmp_path, name):
-    which = FORMATS[name]
+    which = formats()[name]
     try:
         which.require("float16", running=False)
     except MissingProgram as error:
@@ -251,11 +250,10 @@ def test_what_cannot_be_written_is_told_and_nothing_is_left(merged, tmp_path, na
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("published", VOCABULARIES, indirect=True)
 def test_the_folder_for_mlx_has_what_mlx_audio_reads_besides(published, tmp_path):
     """It has been read by mlx-audio 0.6, which is no dependency: docs/export.md."""
     model, processor = load_model(published)
-    FORMATS["mlx"].write(Merged(model=model, processor=processor), tmp_path, "float16")
+    formats()["mlx"].write(Merged(model=model, processor=processor), tmp_path, "float16")
     found = WhisperProcessor.from_pretrained(tmp_path)
     assert found.tokenizer.get_vocab() == processor.tokenizer.get_vocab()
     assert found.feature_extractor.feature_size == model.config.num_mel_bins
@@ -263,29 +261,24 @@ def test_the_folder_for_mlx_has_what_mlx_audio_reads_besides(published, tmp_path
     assert stored.no_timestamps_token_id == model.generation_config.no_timestamps_token_id
 
 
-@pytest.mark.parametrize("name", ["whisper.cpp", "mlx", "openai"])
-def test_a_vocabulary_that_a_runtime_has_not_built_in_is_refused(multilingual, tmp_path, name):
+def test_a_vocabulary_that_a_runtime_has_not_built_in_is_refused(multilingual, tmp_path):
     model, processor = multilingual
-    with pytest.raises(ModelError, match=r"tokens: .*built in"):
-        FORMATS[name].write(Merged(model=model, processor=processor), tmp_path / "exported", "float16")
+    for name in ("whisper.cpp", "mlx", "openai"):
+        with pytest.raises(ModelError, match=r"tokens: .*built in"):
+            formats()[name].write(Merged(model=model, processor=processor), tmp_path / "exported", "float16")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_runtime_that_breaks_off_is_named_with_what_it_said(merged, tmp_path, clips):
-    which = FORMATS["transformers"]
-    which.write(merged, tmp_path / "exported", "float32")
-    (tmp_path / "exported" / "config.json").write_text("{}")
-    with pytest.raises(RunError, match=r"transformers broke off \(status 1\)"):
-        decoded(which, tmp_path / "exported", clips[:2], speech_of(merged))
-
-
-def test_unreadable_clips_are_problems(merged, tmp_path, clips):
-    which = FORMATS["transformers"]
-    which.write(merged, tmp_path / "exported", "float32")
+def test_unreadable_clips_are_problems_and_a_runtime_that_breaks_off_is_named(multilingual, tmp_path, clips):
+    which, speech, (model, processor) = formats()["transformers"], Speech(language="fr"), multilingual
+    which.write(Merged(model=model, processor=processor), tmp_path / "exported", "float32")
     (tmp_path / "no.wav").write_text("no audio")
     broken = Sample(id="broken", audio=tmp_path / "no.wav", text="x", duration_s=1.0)
-    result = decoded(which, tmp_path / "exported", [broken, clips[0]], speech_of(merged))
+    result = decoded(which, tmp_path / "exported", [broken, clips[0]], speech)
     assert len(result.rows) == 1 and "no.wav" in str(result.problems[0])
+    (tmp_path / "exported" / "config.json").write_text("{}")
+    with pytest.raises(RunError, match=r"transformers broke off \(status 1\)"):
+        decoded(which, tmp_path / "exported", clips[:2], speech)
 
 
 def test_a_precision_that_a_format_lacks_is_named():
@@ -299,11 +292,11 @@ def test_a_precision_that_a_format_lacks_is_named():
 def test_a_missing_package_is_named_with_what_installs_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingProgram, match=r"mlx_whisper.*\n.*pip install -e '.\[mlx\]'"):
-        FORMATS["mlx"].require("float16", running=True)
-    FORMATS["mlx"].require("float16", running=False)
+        formats()["mlx"].require("float16", running=True)
+    formats()["mlx"].require("float16", running=False)
     with pytest.raises(MissingProgram, match="gguf"):
-        FORMATS["whisper.cpp"].require("q8_0", running=False)
-    FORMATS["whisper.cpp"].require("float16", running=False)
+        formats()["whisper.cpp"].require("q8_0", running=False)
+    formats()["whisper.cpp"].require("float16", running=False)
 
 
 def test_what_is_doubted_is_what_openai_doubts(merged, tmp_path, long_clips):
@@ -313,7 +306,7 @@ def test_what_is_doubted_is_what_openai_doubts(merged, tmp_path, long_clips):
     import whisper
 
     model, processor = merged.model, merged.processor
-    FORMATS["openai"].write(merged, tmp_path, "float32")
+    formats()["openai"].write(merged, tmp_path, "float32")
     theirs = whisper.load_model(str(next(tmp_path.glob("*.pt"))), device="cpu")
     options = whisper.DecodingOptions(language="en", without_timestamps=True, fp16=False, suppress_tokens="")
     decoder = Decoder(no_speech=no_speech_token(model, processor))

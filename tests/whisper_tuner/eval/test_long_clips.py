@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from whisper_tuner.eval.long_clips import HeardPieces, LongClips, NotCut
 from whisper_tuner.fact_store import FactStore
 
 PROJECT = Path(__file__).parents[3]
-REAL = Path(os.environ.get("MULTIMAC_REAL_SPEECH") or os.devnull)  # with tiny.en, a model, and en/train.csv
 
 
 def name(number: int) -> str:
@@ -55,9 +53,7 @@ def cutting(folder: Path, hear: Callable, **about) -> LongClips:
     ("seconds", "kind", "about"),
     [
         (40, "wav", {}),
-        (95, "flac", {}),
-        (50, "wav", {"rate": 44_100, "channels": 2}),
-        (60, "flac", {"rate": 48_000, "channels": 2}),
+        (95, "flac", {"rate": 44_100, "channels": 2}),
         (45, "wav", {"silence": (12, 14)}),
     ],
 )
@@ -155,18 +151,3 @@ def test_no_piece_has_more_tokens_than_the_decoder_takes(tmp_path):
         cutting(tmp_path, knows(long), limit=TokenLimit(limit.base_model, 9, "", "transcribe")).cut(
             sample_of(long), name
         )
-
-
-if REAL.is_dir():  # not skipped: CI takes a skip for a failure
-
-    @pytest.mark.parametrize(("first", "seconds"), [(2, 45), (30, 70)])
-    def test_a_real_model(tmp_path, first, seconds):
-        from multimac.commands.cut_long import _hearing
-        from whisper_tuner.export.final import load_model
-
-        long = joined(tmp_path / "long.wav", seconds, folder=REAL / "en", first=first)
-        loaded = load_model(str(REAL / "tiny.en"))
-        found = cutting(tmp_path, _hearing(lambda: loaded, "transcribe")).cut(sample_of(long), name)
-        assert " ".join(piece.text for piece in found) == long.text and len(found) >= 2
-        at = [text.split()[-1] for text in long.texts]
-        assert all(piece.text.split()[-1] in at for piece in found)

@@ -1,6 +1,5 @@
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -57,10 +56,7 @@ def test_adapter_loads_with_plain_peft(adapted, multilingual, multilingual_folde
     WhisperProcessor.from_pretrained(out)
 
 
-@pytest.mark.parametrize("merge", [True, False])
-def test_adapter_finds_its_base_beside_it_also_after_a_move(
-    adapted, multilingual, multilingual_folder, tmp_path, merge
-):
+def test_adapter_finds_its_base_beside_it_also_after_a_move(adapted, multilingual, multilingual_folder, tmp_path):
     shutil.copytree(multilingual_folder, tmp_path / "here" / "models" / "base")
     out = tmp_path / "here" / "runs" / "1" / "final"
     save_final(adapted, multilingual[1], out, tmp_path / "here" / "models" / "base")
@@ -69,16 +65,20 @@ def test_adapter_finds_its_base_beside_it_also_after_a_move(
     named = json.loads((moved / "adapter_config.json").read_text())["base_model_name_or_path"]
     assert named == "../../../models/base"
     assert str(tmp_path) not in "".join(p.read_text() for p in moved.iterdir() if p.suffix in (".json", ".md"))
-    model, _ = load_model(moved, merge=merge)
-    assert isinstance(model, PeftModel) is not merge
+    model, _ = load_model(moved)
+    assert not isinstance(model, PeftModel)
     torch.testing.assert_close(logits(model), logits(adapted), rtol=1e-4, atol=1e-4)
 
 
 def test_hub_ids_are_kept_and_a_base_can_be_given(adapted, multilingual, multilingual_folder, tmp_path):
+    """And what is merged then can be saved as a full model."""
     out = save_final(adapted, multilingual[1], tmp_path / "final", "openai/whisper-tiny")
     assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == "openai/whisper-tiny"
     assert "openai/whisper-tiny" in (out / "README.md").read_text()
-    torch.testing.assert_close(logits(load_model(out, multilingual_folder)[0]), logits(adapted), rtol=1e-4, atol=1e-4)
+    merged, processor = load_model(out, multilingual_folder)
+    torch.testing.assert_close(logits(merged), logits(adapted), rtol=1e-4, atol=1e-4)
+    full = save_final(merged, processor, tmp_path / "full", multilingual_folder)
+    torch.testing.assert_close(logits(load_base(full)[0]), logits(adapted), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
@@ -132,10 +132,3 @@ def test_a_moved_adapter_tells_which_base_is_missing_and_where(adapted, multilin
     assert "adapter_config.json" in told.value.remedy
     name_base(moved, multilingual_folder)  # what the remedy says
     torch.testing.assert_close(logits(load_model(moved)[0]), logits(adapted), rtol=1e-4, atol=1e-4)
-
-
-def test_a_merged_adapter_can_be_saved_as_a_full_model(adapted, multilingual, multilingual_folder, tmp_path):
-    adapter = save_final(adapted, multilingual[1], tmp_path / "adapter", multilingual_folder)
-    merged, processor = load_model(adapter)
-    full = save_final(merged, processor, Path(tmp_path / "full"), multilingual_folder)
-    torch.testing.assert_close(logits(load_base(full)[0]), logits(adapted), rtol=1e-4, atol=1e-4)

@@ -9,6 +9,7 @@ from transformers import WhisperForConditionalGeneration
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError, ModelError
+from whisper_tuner.hub import check_model
 from whisper_tuner.model.base_model import (
     encode,
     full_frames,
@@ -16,7 +17,6 @@ from whisper_tuner.model.base_model import (
     prepare,
     set_language,
 )
-from whisper_tuner.model.check import check_model
 
 
 def trainable_names(model):

@@ -29,122 +29,93 @@ SIZES = {
     "openai/whisper-large-v3-turbo": 808_878_080,
 }
 
-# Peaks of resident memory in GB: (size, method, seconds of a clip, clips, checkpointing). Three steps of DiLoCo with a
-# checkpoint after the second, random weights, 6 tokens/s, torch 2.13 on a Linux CPU with 2 threads.
-MEASURED = {
-    ("base", "lora", 5, 1, False): 1.05,
-    ("base", "lora", 5, 4, False): 1.56,
-    ("base", "lora", 5, 8, False): 2.23,
-    ("base", "lora", 15, 1, False): 1.38,
-    ("base", "lora", 15, 4, False): 2.89,
-    ("base", "lora", 15, 8, False): 4.89,
-    ("base", "lora", 30, 1, False): 1.88,
-    ("base", "lora", 30, 4, False): 5.04,
-    ("base", "lora", 30, 8, False): 9.15,
-    ("base", "full", 5, 1, False): 3.95,
-    ("base", "full", 5, 4, False): 3.95,
-    ("base", "full", 5, 8, False): 3.92,
-    ("base", "full", 15, 1, False): 4.0,
-    ("base", "full", 15, 4, False): 4.23,
-    ("base", "full", 15, 8, False): 4.98,
-    ("base", "full", 30, 1, False): 4.07,
-    ("base", "full", 30, 4, False): 5.31,
-    ("base", "full", 30, 8, False): 7.58,
-    ("tiny", "lora", 5, 1, False): 0.77,
-    ("tiny", "lora", 5, 4, False): 1.09,
-    ("tiny", "lora", 5, 8, False): 1.43,
-    ("tiny", "lora", 15, 1, False): 0.97,
-    ("tiny", "lora", 15, 4, False): 1.86,
-    ("tiny", "lora", 15, 8, False): 2.98,
-    ("tiny", "lora", 30, 1, False): 1.23,
-    ("tiny", "lora", 30, 4, False): 2.98,
-    ("tiny", "lora", 30, 8, False): 5.37,
-    ("tiny", "full", 5, 1, False): 2.27,
-    ("tiny", "full", 5, 4, False): 2.31,
-    ("tiny", "full", 5, 8, False): 2.44,
-    ("tiny", "full", 15, 1, False): 2.25,
-    ("tiny", "full", 15, 4, False): 2.71,
-    ("tiny", "full", 15, 8, False): 3.2,
-    ("tiny", "full", 30, 1, False): 2.5,
-    ("tiny", "full", 30, 4, False): 3.29,
-    ("tiny", "full", 30, 8, False): 4.84,
-    ("base", "lora", 30, 4, True): 3.2,
-    ("base", "full", 15, 8, True): 3.99,
-    ("tiny", "full", 30, 8, True): 3.83,
-    ("base", "lora", 30, 1, True): 1.49,
-    ("base", "lora", 15, 4, True): 2.07,
-    ("tiny", "lora", 30, 4, True): 2.29,
-}
+
+def by_run(measured):
+    """GB by (size, method, seconds of a clip, clips, checkpointing)."""
+    return {
+        (size, method, clip_s, clips, checkpointing): gb
+        for (size, method, clip_s, checkpointing), by_clips in measured.items()
+        for clips, gb in by_clips.items()
+    }
+
+
+# Peaks of resident memory in GB, by (size, method, seconds of a clip, checkpointing) and clips. Three steps of DiLoCo
+# with a checkpoint after the second, random weights, 6 tokens/s, torch 2.13 on a Linux CPU with 2 threads.
+MEASURED = by_run(
+    {
+        ("base", "lora", 5, False): {1: 1.05, 4: 1.56, 8: 2.23},
+        ("base", "lora", 15, False): {1: 1.38, 4: 2.89, 8: 4.89},
+        ("base", "lora", 30, False): {1: 1.88, 4: 5.04, 8: 9.15},
+        ("base", "full", 5, False): {1: 3.95, 4: 3.95, 8: 3.92},
+        ("base", "full", 15, False): {1: 4.0, 4: 4.23, 8: 4.98},
+        ("base", "full", 30, False): {1: 4.07, 4: 5.31, 8: 7.58},
+        ("tiny", "lora", 5, False): {1: 0.77, 4: 1.09, 8: 1.43},
+        ("tiny", "lora", 15, False): {1: 0.97, 4: 1.86, 8: 2.98},
+        ("tiny", "lora", 30, False): {1: 1.23, 4: 2.98, 8: 5.37},
+        ("tiny", "full", 5, False): {1: 2.27, 4: 2.31, 8: 2.44},
+        ("tiny", "full", 15, False): {1: 2.25, 4: 2.71, 8: 3.2},
+        ("tiny", "full", 30, False): {1: 2.5, 4: 3.29, 8: 4.84},
+        ("base", "lora", 30, True): {4: 3.2, 1: 1.49},
+        ("base", "full", 15, True): {8: 3.99},
+        ("tiny", "full", 30, True): {8: 3.83},
+        ("base", "lora", 15, True): {4: 2.07},
+        ("tiny", "lora", 30, True): {4: 2.29},
+    }
+)
 
 # Peaks in GB of one forward and backward pass without fused attention, as on mps (sdpa_kernel(SDPBackend.MATH)), else
 # measured as above. The estimate for the cpu is 0.58 to 0.92 of most of these.
-MEASURED_UNFUSED = {
-    ("tiny", "full", 15, 4, False): 1.66,
-    ("tiny", "full", 30, 4, False): 3.11,
-    ("tiny", "full", 30, 4, True): 2.14,
-    ("tiny", "decoder", 30, 4, False): 1.42,
-    ("tiny", "lora", 30, 2, False): 2.27,
-    ("tiny", "lora", 30, 4, False): 3.73,
-    ("tiny", "lora", 30, 4, True): 2.5,
-    ("base", "full", 15, 4, False): 2.62,
-    ("base", "full", 30, 2, False): 3.18,
-    ("base", "full", 30, 2, True): 2.18,
-    ("base", "full", 30, 4, True): 3.23,
-    ("base", "lora", 30, 2, False): 3.88,
-    ("small", "full", 30, 1, False): 5.12,
-    ("small", "lora", 30, 1, False): 6.12,
-}
+MEASURED_UNFUSED = by_run(
+    {
+        ("tiny", "full", 15, False): {4: 1.66},
+        ("tiny", "full", 30, False): {4: 3.11},
+        ("tiny", "full", 30, True): {4: 2.14},
+        ("tiny", "decoder", 30, False): {4: 1.42},
+        ("tiny", "lora", 30, False): {2: 2.27, 4: 3.73},
+        ("tiny", "lora", 30, True): {4: 2.5},
+        ("base", "full", 15, False): {4: 2.62},
+        ("base", "full", 30, False): {2: 3.18},
+        ("base", "full", 30, True): {2: 2.18, 4: 3.23},
+        ("base", "lora", 30, False): {2: 3.88},
+        ("small", "full", 30, False): {1: 5.12},
+        ("small", "lora", 30, False): {1: 6.12},
+    }
+)
 
 
 # Most GB that torch's allocator gave out on one H200 in three steps with AdamW, after each of which all weights were
 # read to the CPU and written back, as a round does. Float32, random weights, 6 tokens/s, torch 2.11.
-MEASURED_CUDA = {
-    ("tiny", "full", 5, 1, False): 0.83,
-    ("tiny", "full", 5, 8, False): 0.95,
-    ("tiny", "full", 30, 1, False): 0.85,
-    ("tiny", "full", 30, 8, False): 2.59,
-    ("tiny", "lora", 5, 1, False): 0.30,
-    ("tiny", "lora", 5, 8, False): 0.66,
-    ("tiny", "lora", 30, 1, False): 0.56,
-    ("tiny", "lora", 30, 8, False): 2.17,
-    ("base", "full", 5, 1, False): 1.44,
-    ("base", "full", 5, 8, False): 1.64,
-    ("base", "full", 30, 1, False): 1.49,
-    ("base", "full", 30, 8, False): 4.61,
-    ("base", "lora", 5, 1, False): 0.50,
-    ("base", "lora", 5, 8, False): 1.09,
-    ("base", "lora", 30, 1, False): 0.92,
-    ("base", "lora", 30, 8, False): 3.89,
-    ("base", "decoder", 5, 1, False): 1.20,
-    ("base", "decoder", 5, 8, False): 1.20,
-    ("base", "decoder", 30, 1, False): 1.20,
-    ("base", "decoder", 30, 8, False): 1.89,
-    ("small", "full", 5, 1, False): 4.25,
-    ("small", "full", 5, 8, False): 4.88,
-    ("small", "full", 30, 1, False): 4.55,
-    ("small", "full", 30, 8, False): 12.86,
-    ("small", "lora", 5, 1, False): 1.40,
-    ("small", "lora", 5, 8, False): 2.90,
-    ("small", "lora", 30, 1, False): 2.48,
-    ("small", "lora", 30, 8, False): 10.87,
-    ("small", "decoder", 5, 1, False): 3.20,
-    ("small", "decoder", 5, 8, False): 3.21,
-    ("small", "decoder", 30, 1, False): 3.20,
-    ("small", "decoder", 30, 8, False): 4.75,
-    ("medium", "full", 5, 1, False): 12.70,
-    ("medium", "full", 5, 8, False): 14.41,
-    ("medium", "full", 30, 1, False): 13.57,
-    ("medium", "full", 30, 8, False): 34.35,
-    ("medium", "lora", 5, 1, False): 4.07,
-    ("medium", "lora", 30, 8, False): 28.39,
-    ("medium", "decoder", 30, 8, False): 12.68,
-    ("base", "full", 15, 8, False): 2.98,
-    ("small", "lora", 15, 8, False): 6.19,
-    ("base", "full", 30, 8, True): 1.92,
-    ("base", "lora", 30, 8, True): 1.30,
-    ("small", "full", 30, 8, True): 4.98,
-    ("small", "lora", 30, 8, True): 2.76,
-}
+MEASURED_CUDA = by_run(
+    {
+        ("tiny", "full", 5, False): {1: 0.83, 8: 0.95},
+        ("tiny", "full", 30, False): {1: 0.85, 8: 2.59},
+        ("tiny", "lora", 5, False): {1: 0.3, 8: 0.66},
+        ("tiny", "lora", 30, False): {1: 0.56, 8: 2.17},
+        ("base", "full", 5, False): {1: 1.44, 8: 1.64},
+        ("base", "full", 30, False): {1: 1.49, 8: 4.61},
+        ("base", "lora", 5, False): {1: 0.5, 8: 1.09},
+        ("base", "lora", 30, False): {1: 0.92, 8: 3.89},
+        ("base", "decoder", 5, False): {1: 1.2, 8: 1.2},
+        ("base", "decoder", 30, False): {1: 1.2, 8: 1.89},
+        ("small", "full", 5, False): {1: 4.25, 8: 4.88},
+        ("small", "full", 30, False): {1: 4.55, 8: 12.86},
+        ("small", "lora", 5, False): {1: 1.4, 8: 2.9},
+        ("small", "lora", 30, False): {1: 2.48, 8: 10.87},
+        ("small", "decoder", 5, False): {1: 3.2, 8: 3.21},
+        ("small", "decoder", 30, False): {1: 3.2, 8: 4.75},
+        ("medium", "full", 5, False): {1: 12.7, 8: 14.41},
+        ("medium", "full", 30, False): {1: 13.57, 8: 34.35},
+        ("medium", "lora", 5, False): {1: 4.07},
+        ("medium", "lora", 30, False): {8: 28.39},
+        ("medium", "decoder", 30, False): {8: 12.68},
+        ("base", "full", 15, False): {8: 2.98},
+        ("small", "lora", 15, False): {8: 6.19},
+        ("base", "full", 30, True): {8: 1.92},
+        ("base", "lora", 30, True): {8: 1.3},
+        ("small", "full", 30, True): {8: 4.98},
+        ("small", "lora", 30, True): {8: 2.76},
+    }
+)
 
 
 @pytest.fixture

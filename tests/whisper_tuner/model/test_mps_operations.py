@@ -103,9 +103,9 @@ def train_one_step(model, precision: str) -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize(
-    ("method", "checkpointing"), [("full", False), ("full", True), ("lora", True), ("decoder", False)]
+    ("method", "checkpointing", "precision"),
+    [("full", False, "bf16"), ("full", True, "float32"), ("lora", True, "bf16"), ("decoder", False, "float32")],
 )
 def test_a_training_step_needs_no_kernel_that_mps_lacks(multilingual, profile_of, method, checkpointing, precision):
     model = prepare(multilingual[0], profile_of(method=method, dropout=0.1, lora_dropout=0.1)).train()

@@ -33,7 +33,7 @@ from exogym.trainer import LocalTrainer
 from multimac.commands.doctor import doctor
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ExitStatus
-from whisper_tuner.model.wide_layers import SplitLinear
+from whisper_tuner.model.layers import SplitLinear
 
 DEVICES = list(dict.fromkeys(["cpu", devices.choose().type]))
 CPU = torch.device("cpu")

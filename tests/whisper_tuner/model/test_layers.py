@@ -1,4 +1,7 @@
-"""Clips in one sequence: each has the states, the loss and the gradients that it would have alone."""
+"""Layers of ours: values and gradients are those of transformers' own, or of autograd.
+
+Clips in one sequence have what each would have alone; tied weights have one gradient; wide layers have parts.
+"""
 
 import copy
 import json
@@ -7,13 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from distributed.worker.whisper_wrapper import WhisperModelWrapper
-from whisper_tuner.config import Profile
 from whisper_tuner.data.batch_shapes import Lengths
 from whisper_tuner.model.base_model import encode, prepare
-from whisper_tuner.model.padding_free import ATTENTION, encode_joined
+from whisper_tuner.model.layers import ATTENTION, SplitLinear, TiedWeights, encode_joined, split_wide_layers
 
 START, END, MELS, FULL = 60, 61, 8, 60
 SPECIAL = {"bos_token_id": END, "eos_token_id": END, "pad_token_id": END, "decoder_start_token_id": START}
@@ -31,7 +35,7 @@ def whisper():
 def small_whisper(**changes):
     torch.manual_seed(0)
     return WhisperForConditionalGeneration(
-        WhisperConfig(**SPECIAL, **SHAPE, **HEADS, **LARGEST, init_std=0.2, **changes)
+        WhisperConfig(**(SPECIAL | SHAPE | HEADS | LARGEST | {"init_std": 0.2} | changes))
     ).eval()
 
 
@@ -87,8 +91,8 @@ def test_states_are_those_of_each_clip_alone(whisper):
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("method", ["full", "decoder", "lora"])
-def test_losses_and_gradients_are_those_of_each_clip_alone(whisper, method, checkpointed):
-    model = prepare(whisper, Profile(base_model="", train="", method=method, lora_r=2, lora_dropout=0.0))
+def test_losses_and_gradients_are_those_of_each_clip_alone(whisper, profile_of, method, checkpointed):
+    model = prepare(whisper, profile_of(method=method, lora_r=2, lora_dropout=0.0))
     for name, weight in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.1)
@@ -98,7 +102,7 @@ def test_losses_and_gradients_are_those_of_each_clip_alone(whisper, method, chec
     assert_same(wrapper.train(checkpointed), doubled(clips_of(CLIPS)), rtol=1e-5, atol=1e-6)  # it acts in training only
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, FULL // 2).map(lambda n: 2 * n), st.integers(1, 16)), min_size=1, max_size=6))
 def test_clips_of_any_lengths_do_not_hear_each_other(sizes):
     assert_same(
@@ -158,3 +162,148 @@ def test_the_model_is_otherwise_as_before(whisper, tmp_path):
         model.save_pretrained(tmp_path / name)
     one, other = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("one", "other"))
     assert one == other and ATTENTION not in str(one)
+
+
+WORDS, WIDTH, PADDING = 11, 4, 3
+
+
+class Toy(nn.Module):
+    """Ids [n] -> the summed loss of the next ids, by an embedding and an output layer of the same weights."""
+
+    def __init__(self, padding=PADDING):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(WORDS, WIDTH, padding_idx=padding)
+        self.between = nn.Linear(WIDTH, WIDTH)
+        self.padding = padding
+
+    def forward(self, ids, tied):
+        weights = TiedWeights(self.embed.weight, self.padding)
+        states = self.between(weights.embed(ids) if tied else self.embed(ids)).tanh()
+        parts = states[:-1].split(2)  # the output layer is used several times
+        logits = [weights.logits(part) if tied else nn.functional.linear(part, self.embed.weight) for part in parts]
+        return nn.functional.cross_entropy(torch.cat(logits).float(), ids[1:], reduction="sum")
+
+
+BATCHES = [torch.tensor([1, 2, 2, 9, PADDING, 1]), torch.tensor([5, PADDING, 10, 2]), torch.tensor([0, 0, 0])]
+
+
+def gradients(model, tied, dtype=None):
+    model.zero_grad()
+    for ids in BATCHES:
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            loss = model(ids, tied)
+        (0.5 * loss).backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("padding", [PADDING, None])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 1e-6), (torch.bfloat16, 3e-2)])
+def test_gradients_of_several_micro_batches_are_autograds(padding, dtype, tolerance):
+    model = Toy(padding)
+    expected, found = (gradients(model, tied, dtype) for tied in (False, True))
+    for name, gradient in expected.items():
+        assert found[name].dtype == torch.float32
+        torch.testing.assert_close(found[name], gradient, rtol=tolerance, atol=tolerance, msg=name)
+
+
+def test_hooks_are_called_once_with_the_whole_gradient_which_stays_where_it_is():
+    model, seen, expected = Toy(), [], []
+    for count in (1, 2, 3):
+        model.zero_grad()
+        for ids in BATCHES[:count]:
+            model(ids, tied=False).backward()
+        expected.append(model.embed.weight.grad.clone())
+    model.zero_grad()
+    model.embed.weight.register_post_accumulate_grad_hook(lambda p: seen.append((p.grad.data_ptr(), p.grad.clone())))
+    for ids in BATCHES:
+        model(ids, tied=True).backward()
+    assert len(seen) == len(BATCHES) and len({place for place, _ in seen}) == 1
+    for (_, gradient), whole in zip(seen, expected, strict=True):
+        torch.testing.assert_close(gradient, whole)
+
+
+def test_only_plain_tied_weights_that_are_trained(profile_of):
+    model = small_whisper()
+    assert TiedWeights.of(model) is not None
+    assert TiedWeights.of(prepare(model, profile_of(method="decoder"))) is not None
+    split_wide_layers(model, 10)  # as on Apple's GPUs
+    assert TiedWeights.of(model) is None
+    frozen = small_whisper()
+    frozen.requires_grad_(False)
+    assert TiedWeights.of(frozen) is None
+    adapted = prepare(small_whisper(), profile_of(method="lora", lora_targets=("q_proj", "proj_out")))
+    assert TiedWeights.of(adapted.get_base_model()) is None
+    untied = small_whisper()
+    untied.proj_out.weight = nn.Parameter(untied.proj_out.weight.detach().clone())
+    assert TiedWeights.of(untied) is None
+
+
+MOST = 32_766
+TOKENS = 51_866
+TILED = 16  # M1 and M2 are wrong where both sides of the product have as many (pytorch 183535)
+
+
+class LongestSum(TorchDispatchMode):
+    """Of the matrix products that run meanwhile: the most terms of a sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.terms = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket.__name__ in ("mm", "bmm", "addmm", "baddbmm"):
+            left, right = args[-2:]
+            if min(left.shape[-2], right.shape[-1]) >= TILED:
+                self.terms = max(self.terms, left.shape[-1])
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def wide():
+    return small_whisper(vocab_size=TOKENS, d_model=32)
+
+
+def longest_sum(model) -> int:
+    model.train()
+    with LongestSum() as longest:
+        loss = model(input_features=torch.rand(2, MELS, FULL), labels=torch.randint(50_000, (2, 16))).loss
+        loss.backward()
+    return longest.terms
+
+
+@pytest.mark.parametrize(
+    ("method", "targets"), [("full", ()), ("decoder", ()), ("lora", ("q_proj",)), ("lora", ("proj_out", "fc1"))]
+)
+def test_no_step_sums_over_the_whole_vocabulary(wide, profile_of, method, targets):
+    about = {"lora_targets": targets, "lora_r": TILED} if targets else {}
+    model = prepare(wide, profile_of(method=method, **about))
+    assert longest_sum(model) == TOKENS
+    split_wide_layers(model, MOST)
+    assert longest_sum(model) <= MOST
+
+
+def test_outputs_and_gradients_are_those_of_the_whole_layer():
+    torch.manual_seed(0)
+    whole = nn.Linear(6, 50)
+    split = copy.deepcopy(whole)
+    split_wide_layers(nn.Sequential(split, narrow := nn.Linear(50, 5)), 20)
+    assert type(split) is SplitLinear and type(narrow) is nn.Linear
+    one, other = (torch.ones(3, 4, 6).requires_grad_() for _ in range(2))
+    torch.testing.assert_close(split(other), whole(one))
+    for layer, values in ((whole, one), (split, other)):
+        layer(values).square().sum().backward()
+    torch.testing.assert_close(other.grad, one.grad)
+    torch.testing.assert_close(split.weight.grad, whole.weight.grad)
+    torch.testing.assert_close(split.bias.grad, whole.bias.grad)
+
+
+def test_ties_and_files_stay_as_they_are(wide, tmp_path):
+    model = wide
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    split_wide_layers(model, MOST)
+    assert model.proj_out.weight is model.model.decoder.embed_tokens.weight
+    model.save_pretrained(tmp_path)
+    again = WhisperForConditionalGeneration.from_pretrained(tmp_path)
+    assert type(again.proj_out) is nn.Linear
+    torch.testing.assert_close(again.state_dict(), before, rtol=0, atol=0)
