@@ -25,7 +25,6 @@ SENT = (
     "whisper_tuner.model.machine_memory",
     "distributed.hosts.interfaces",
     "distributed.ssh.local_network",
-    "distributed.hosts.firewall",
     "distributed.hosts.agent.session",
     "distributed.hosts.agent.folders",
     "distributed.hosts.agent.files",

@@ -21,13 +21,13 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from distributed.ssh.connection import Remote
+from distributed.ssh.machine import on_each
 from whisper_tuner.errors import ConfigError, HostError
 from whisper_tuner.files import write_atomically
 
 from . import wheelhouse
 from .agent_call import INSTALL_PYTHON, agent_call
 from .code import SyncItem
-from .each import on_each
 from .installing import Taken, shown, unpacked
 from .keep_awake import hosts_awake
 from .paths import PROJECT, project_settings

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distributed.ssh.machine import on_each
 from whisper_tuner.errors import HostError
-
-from .each import on_each
 
 if TYPE_CHECKING:  # a worker needs no paramiko
     from distributed.ssh.connection import Remote

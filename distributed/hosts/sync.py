@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distributed.ssh.connection import Remote
+from distributed.ssh.machine import on_each
 from whisper_tuner.errors import DataError, HostError
 from whisper_tuner.files import write_atomically
 from whisper_tuner.json_text import parse_json
@@ -25,7 +26,6 @@ from whisper_tuner.paths import is_below
 
 from .agent_call import agent_call
 from .code import SyncItem
-from .each import on_each
 from .paths import PROJECT
 
 INDEX = PROJECT / ".cache" / "sync-index.json"

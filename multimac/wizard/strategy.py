@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from distributed.checkup.speed import Speed, measure, remember, step_of_all
-from distributed.hosts.each import on_each
 from distributed.plan.automatic import FEWEST_ROUNDS, Conditions, Measured, chosen
 from distributed.ssh.connection import Remote
+from distributed.ssh.machine import on_each
 from multimac.view.transfers import transfers
 from whisper_tuner.config import Profile
 from whisper_tuner.data.steps import steps_in_epoch

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from distributed.hosts.firewall import real_python
+from distributed.ssh.local_network import real_python
 from whisper_tuner.model.machine_memory import machine_memory
 
 from .files import sha256
