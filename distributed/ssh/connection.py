@@ -189,11 +189,10 @@ class Remote:
         try:
             yield
         except FAILURES as error:
-            lost = ""
-            if not self._transport.is_active():
-                # Why, if paramiko has words for it: it tells them once, and not in the errors of later calls.
-                why = str(self._transport.get_exception() or "")
-                lost = f" (the connection is lost{f': {why}' if why else ''})"
+            is_up = self._transport.is_active()
+            # paramiko tells its words for it once, and not in the errors of later calls.
+            why = "" if is_up else str(self._transport.get_exception() or "")
+            lost = "" if is_up else f" (the connection is lost{f': {why}' if why else ''})"
             raise HostError(self.name, f"{what}: {str(error) or type(error).__name__}{lost}") from error
 
 

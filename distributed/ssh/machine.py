@@ -44,9 +44,9 @@ class Completed:
 
 
 class Process(Protocol):
-    """A running command, here or on a host; the leader of its own process group."""
+    """A running command, here or on a host; the leader of its own process group. name: of the machine."""
 
-    name: str  # of the machine
+    name: str
     pid: int
 
     def write(self, data: bytes) -> None:
@@ -58,8 +58,7 @@ class Process(Protocol):
         """Yield each line of stdout and stderr, merged, as it comes and without its newline, until their end."""
 
     def poll(self) -> int | None:
-        """Return the exit status: None while it runs, below 0 or from 128 on after a signal, 255 also if the connection
-        was lost."""
+        """Return the exit status: None while it runs, below 0 or from 128 on after a signal, 255 for a lost link."""
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Do as poll does, after at most `timeout` seconds."""

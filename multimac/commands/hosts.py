@@ -17,8 +17,8 @@ from distributed.checkup.facts import Report
 from distributed.checkup.folders import shared_folders
 from distributed.checkup.preflight import preflight
 from distributed.hosts.environment import setup
-from distributed.hosts.holdings import AUDIO, KINDS, holdings
 from distributed.hosts.keep_awake import awake
+from distributed.hosts.sync import AUDIO, KINDS, holdings
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import resolve
 from distributed.plan.prepare import prepare_run

@@ -25,8 +25,7 @@ import psutil
 
 from distributed.checkup.programs import said_by
 from distributed.control.messages import send_event
-from distributed.hosts.backups import TMUTIL
-from distributed.hosts.keep_awake import CAFFEINATE, HOLD
+from distributed.hosts.keep_awake import CAFFEINATE, HOLD, TMUTIL
 from distributed.ssh.local_network import real_python
 from distributed.worker.main import OPEN_FILES, allow_open_files
 
