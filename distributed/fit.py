@@ -20,9 +20,8 @@ from safetensors.torch import load_model
 from torch import nn
 
 from distributed.checkup.preflight import preflight
-from distributed.hosts.code import PACKAGES, PRUNED, SyncItem, code_items
 from distributed.hosts.keep_awake import awake, hosts_awake
-from distributed.hosts.paths import STORE
+from distributed.hosts.paths import PACKAGES, PRUNED, STORE, SyncItem, code_items
 from distributed.hosts.sync import sync
 from distributed.launcher.follow import PlainScreen, follow, start_launcher
 from distributed.plan.hosts_file import load_hosts

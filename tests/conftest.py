@@ -6,9 +6,8 @@ import os
 import signal
 
 import pytest
-from loopback_sshd import ssh_server
-
 from lab.errors import LabLacks
+from loopback_sshd import ssh_server
 
 __all__ = ["ssh_server"]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import getpass
 import os
 import random
@@ -10,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +44,16 @@ def keygen(path: Path, *, passphrase: str = "") -> Path:
     return path
 
 
+@functools.cache
+def common_keys() -> Path:
+    """Make the keys of all servers and of their user once: each server gets a copy."""
+    folder = Path(tempfile.mkdtemp(prefix="multimac-keys-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for name in ("id", "host_key"):
+        keygen(folder / name)
+    return folder
+
+
 def free_port() -> int:
     """Below those that the system gives to whoever asks for any: none takes it before sshd has it, or has it again."""
     while True:
@@ -61,9 +74,11 @@ class SshServer:
         self.pip_settings = folder / "home" / ".config" / "pip" / "pip.conf"
         self.pip_settings.parent.mkdir(parents=True)
         self.pip_settings.write_text("[global]\nno-index = true\n")
-        self.key = keygen(self.home / "id")
+        self.key = self.home / "id"
+        for name, place in {"id": self.home, "host_key": folder}.items():
+            for suffix in ("", ".pub"):
+                shutil.copy(common_keys() / f"{name}{suffix}", place)
         shutil.copy(self.home / "id.pub", folder / "authorized_keys")
-        keygen(folder / "host_key")
         self.port = free_port()
         self.process: subprocess.Popen | None = None
         self.login = ""  # a line of sshd's configuration

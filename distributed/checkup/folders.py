@@ -1,6 +1,6 @@
 """Finds hosts that share a folder: of two that do, each would replace and remove what the other has.
 
-Neither links hide that, nor the names by which the hosts know a network disk. See distributed/hosts/agent/folders.py.
+Neither links hide that, nor the names by which the hosts know a network disk. See distributed/hosts/agent/files.py.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from distributed.hosts.firewall import allow_lines
-from distributed.ssh.local_network import DENIED, WAYS_OUT
+from distributed.ssh.local_network import DENIED, WAYS_OUT, allow_lines
 from whisper_tuner.errors import ExitStatus, HostError
 
 from .facts import NOT_TRIED, Pair

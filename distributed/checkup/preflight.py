@@ -19,9 +19,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from distributed.hosts.code import code_items
 from distributed.hosts.environment import own_pins
-from distributed.hosts.paths import PROJECT
+from distributed.hosts.paths import PROJECT, code_items
 from distributed.plan.job import Job
 from distributed.plan.rendezvous import address_towards, check_is_this_machine
 from distributed.ssh.connection import Remote

@@ -16,10 +16,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from distributed.hosts.code import PRUNED
 from distributed.hosts.host_process import HostProcess
 from distributed.hosts.keep_awake import awake, hosts_awake
-from distributed.hosts.paths import PROJECT, STORE
+from distributed.hosts.paths import PROJECT, PRUNED, STORE
 from distributed.hosts.sync import Progress, sync
 from distributed.plan.job import Job
 from distributed.plan.prepare import for_host, prepare_run

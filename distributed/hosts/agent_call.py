@@ -25,14 +25,10 @@ SENT = (
     "whisper_tuner.model.machine_memory",
     "distributed.hosts.interfaces",
     "distributed.ssh.local_network",
-    "distributed.hosts.firewall",
-    "distributed.hosts.agent.session",
-    "distributed.hosts.agent.folders",
     "distributed.hosts.agent.files",
     "distributed.hosts.agent.holdings",
     "distributed.hosts.agent.facts",
     "distributed.hosts.agent.links",
-    "distributed.hosts.agent.torch_process",
     "distributed.hosts.agent.main",
 )
 GROUP_PROBE, STORE = "distributed.hosts.agent.group_probe", "exogym.comm.relayed_store"  # for the process with torch
@@ -69,7 +65,7 @@ INSTALL_PYTHON = (
     " or `apt-get install python3 python3-venv` (Debian)."
 )
 ANSWER_S = 600.0  # once all is sent
-REMEDIES = {  # by the number of a system's error
+REMEDIES: dict[int | None, str] = {  # by the number of a system's error
     28: "The disk is full: free some space there, or set project_path to another disk. What has arrived stays: the next"
     " sync continues from there.",
     13: "No permission: check who owns the folder. On a Mac, SSH cannot reach Documents, Desktop, Downloads or"

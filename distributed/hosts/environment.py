@@ -5,10 +5,11 @@ From the registry where the host reaches it; else from a wheelhouse that the mas
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path, PurePosixPath
@@ -21,28 +22,25 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from distributed.ssh.connection import Remote
+from distributed.ssh.machine import on_each
 from whisper_tuner.errors import ConfigError, HostError
 from whisper_tuner.files import write_atomically
 
 from . import wheelhouse
 from .agent_call import INSTALL_PYTHON, agent_call
-from .code import SyncItem
-from .each import on_each
-from .installing import Taken, shown, unpacked
 from .keep_awake import hosts_awake
-from .paths import PROJECT, project_settings
+from .paths import MADE_BY, PROJECT, REMOTE_LISTS, REMOTE_WHEELS, SyncItem, project_settings
 from .sync import Progress, no_progress, sync
-from .wheelhouse import QUIET, Target, target_of
+from .wheelhouse import QUIET, Target, target_of, unpacked
 
 LISTS = PROJECT / ".cache" / "environment"
-REMOTE_LISTS = ".setup"
-REMOTE_WHEELS = ".wheelhouse"
 REQUIREMENTS = "requirements.txt"
-MADE_BY = "multimac hosts setup"  # the prompt of the environments that it makes: others are never removed
 FIRST_IMPORT = PROJECT / "distributed" / "hosts" / "first_import.py"
 INSTALL_TIMEOUT_S = 3600  # torch and what it needs are gigabytes, and a wireless network may be slow
 FIRST_IMPORT_S = 600
 NEWEST_MINOR = 30
+EVERY_S = 2.0
+KIB = 1024
 ANEW = 'Remove its environment ("python_env", or .venv in "project_path"), then run hosts setup again.'
 # `pip download --python-version` reads the markers of requirements by the Python that runs it (pypa/pip 6117).
 OTHER_MINOR = f"The wheels are those that the master's Python needs. {INSTALL_PYTHON} {ANEW}"
@@ -110,8 +108,8 @@ def own_pins(project: Path = PROJECT) -> Pins:
             raise ConfigError(f"{requirement.name} is not installed here", remedy="Run: make setup") from error
         name = canonicalize_name(requirement.name)
         found[name] = _public(distribution.version)
-        with suppress(InvalidSpecifier):  # which pip passes over as well
-            python_of[name] = SpecifierSet(distribution.metadata.get("Requires-Python") or "")
+        with contextlib.suppress(InvalidSpecifier):  # which pip passes over as well
+            python_of[name] = SpecifierSet((distribution.metadata.get_all("Requires-Python") or [""])[0])
         queue += needs(distribution, requirement.extras, python)
     names = tuple(canonicalize_name(requirement.name) for requirement in direct)
     return Pins(direct=names, all=found, python=python, python_of=python_of)
@@ -144,7 +142,7 @@ def differing(pins: Pins, found: dict[str, str]) -> list[str]:
 def _public(version: str | None) -> str:
     """Drop its local tag; what is no version, as of a package that was not installed whole, stays as it is."""
     try:
-        return Version(version).public
+        return Version(version or "").public
     except (ValueError, TypeError):
         return str(version)
 
@@ -152,8 +150,8 @@ def _public(version: str | None) -> str:
 class _HostSetup:
     def __init__(self, remote: Remote, pins: Pins, say: Say, progress: Progress):
         self.remote, self.pins, self.progress = remote, pins, progress
-        self.python = remote.python
-        self.root = remote.project
+        self.python, self.root = remote.python, remote.project
+        self.folder = str(PurePosixPath(self.python).parent.parent)  # of the environment
         self.say = lambda text: say(remote.name, text)
 
     def run(self) -> Environment:
@@ -162,7 +160,11 @@ class _HostSetup:
         source = "unchanged"
         if not facts["training"] or unlike(self.pins, facts["versions"]):
             source = self.install(facts)
-            self.verify()
+            facts = self.facts()
+            if wrong := unlike(self.pins, facts["versions"] if facts["training"] else {}):
+                listed = "; ".join(wrong[:5])
+                what = f"the environment is not right after installing: {listed}"
+                raise HostError(self.remote.name, what, remedy=ANEW)
             self.import_once()
         seconds = time.monotonic() - begin
         self.say(f"environment {'is right' if source == 'unchanged' else 'ready'} ({seconds:.1f} s)")
@@ -193,7 +195,7 @@ class _HostSetup:
         sync([self.remote], {self.remote.name: items})
         if self.reaches_registry():
             self.say("installing from the package registry")
-            with self.shown("installing"):
+            with shown(f"{self.remote.name}: installing", self.progress):
                 self.pip("install")
             return "registry"
         facts = self.facts()
@@ -201,21 +203,31 @@ class _HostSetup:
         wheels = self.push_wheels(target, lists)
         self.say("installing from the wheelhouse")
         source = ["--no-index", "--find-links", str(PurePosixPath(self.root, REMOTE_WHEELS))]
-        taken = Taken(self.remote, str(PurePosixPath(self.python).parent.parent))
-        with self.shown("installing", taken, unpacked(wheels, differing(self.pins, facts["versions"]))):
+        before, total = self.size(), unpacked(wheels, differing(self.pins, facts["versions"]))
+        with shown(f"{self.remote.name}: installing", self.progress, lambda: self.size() - before, total):
             # A wheel that nobody here has sent, or that somebody there has changed, is refused.
             listed = wheelhouse.COMPLETE if wheels else REQUIREMENTS
             other = target.python != sys.version_info[:2]
             self.pip("install", *source, "--require-hashes", requirements=listed, other=other)
         return "wheelhouse"
 
-    def shown(self, doing: str, *how_far: Any) -> AbstractContextManager:
-        return shown(f"{self.remote.name}: {doing}", self.progress, *how_far)
+    def size(self) -> int:
+        """Ask how many bytes the environment takes there: pip says nothing before its end."""
+        done = self.remote.run(["du", "-sk", self.folder], timeout=60)  # its status is 1 where a file vanishes
+        words = done.stdout.split()
+        return int(words[0]) * KIB if words and words[0].isdigit() else 0
 
     def make_venv(self, facts: dict[str, Any], why: str = "") -> None:
         """facts: of the Python to make it with; why: what is wrong with that of the environment, if it runs."""
-        if self.remote.host.python_env:
-            self.refuse_what_is_named(why or "".join(facts["passed"][:1]).removeprefix(f"{self.python}: "))
+        if self.remote.host.python_env:  # whatever is in there is the user's own; where there is nothing, one is made
+            why = why or "".join(facts["passed"][:1]).removeprefix(f"{self.python}: ")
+            what = f"{self.python} cannot be used: {why}"
+            if self.python == self.remote.expand(self.remote.host.environment):
+                remedy = 'Name a virtual environment with "python_env", or leave it out: then one is made.'
+                raise HostError(self.remote.name, what, remedy=remedy)
+            if self.remote.run(["test", "-e", self.folder], timeout=30).returncode == 0:
+                remedy = f'Remove {self.folder}, or name a folder that does not exist yet, or leave "python_env" out.'
+                raise HostError(self.remote.name, what, remedy=remedy)
         others = [line for line in facts["passed"] if not line.startswith(f"{self.python}: ")]
         best, version = facts["executable"], ".".join(map(str, facts["python"]))
         unfit = self.pins.unfit(facts["python"])
@@ -226,20 +238,9 @@ class _HostSetup:
             )
         for line in others:
             self.say(f"skipped {line}")
-        folder = str(PurePosixPath(self.python).parent.parent)
-        self.say(f"making {folder} with {best} ({version})")
-        self.remote.run(["/bin/sh", "-c", TAKE_LINK_AWAY, folder], timeout=30, check=True)
-        self.remote.run([best, "-m", "venv", "--clear", "--prompt", MADE_BY, folder], timeout=300, check=True)
-
-    def refuse_what_is_named(self, why: str) -> None:
-        """Whatever is in there is the user's own; where there is nothing, an environment is made. Raises HostError."""
-        if self.python == self.remote.expand(self.remote.host.environment):
-            remedy = 'Name a virtual environment with "python_env", or leave it out: then one is made.'
-            raise HostError(self.remote.name, f"{self.python} cannot be used: {why}", remedy=remedy)
-        folder = str(PurePosixPath(self.python).parent.parent)
-        if self.remote.run(["test", "-e", folder], timeout=30).returncode == 0:
-            remedy = f'Remove {folder}, or name a folder that does not exist yet, or leave "python_env" out.'
-            raise HostError(self.remote.name, f"{self.python} cannot be used: {why}", remedy=remedy)
+        self.say(f"making {self.folder} with {best} ({version})")
+        self.remote.run(["/bin/sh", "-c", TAKE_LINK_AWAY, self.folder], timeout=30, check=True)
+        self.remote.run([best, "-m", "venv", "--clear", "--prompt", MADE_BY, self.folder], timeout=300, check=True)
 
     def reaches_registry(self) -> bool:
         """Try whether pip there can fetch one small package."""
@@ -253,13 +254,13 @@ class _HostSetup:
     def push_wheels(self, target: Target, lists: Sequence[Path]) -> list[Path]:
         """Fill a wheelhouse for this host here, and bring it over."""
         self.say(f"cannot reach the package registry: fetching wheels for {target.tag} here")
-        with self.shown("fetching wheels"):
+        with shown(f"{self.remote.name}: fetching wheels", self.progress):
             wheels = wheelhouse.fill(self.remote.name, target, *lists)
         size = sum(wheel.stat().st_size for wheel in wheels)
         self.say(f"sending {len(wheels)} wheels, {size >> 20} MB")
         items = [SyncItem(local=wheel, remote=f"{REMOTE_WHEELS}/{wheel.name}") for wheel in wheels]
-        lists = {wheel.parent / wheelhouse.COMPLETE for wheel in wheels}
-        items += [SyncItem(local=path, remote=f"{REMOTE_LISTS}/{path.name}") for path in lists]
+        complete = {wheel.parent / wheelhouse.COMPLETE for wheel in wheels}
+        items += [SyncItem(local=path, remote=f"{REMOTE_LISTS}/{path.name}") for path in complete]
         report = sync([self.remote], {self.remote.name: items}, self.progress, prune=[REMOTE_WHEELS])[0]
         self.say(f"sent {report.bytes >> 20} MB in {report.seconds:.0f} s")
         return wheels
@@ -275,18 +276,11 @@ class _HostSetup:
             fix = "Fix what pip reports (disk, network, permissions), then run hosts setup again."
             raise HostError(self.remote.name, f"pip failed: {said}", remedy=OTHER_MINOR if other else fix)
 
-    def verify(self) -> None:
-        facts = self.facts()
-        if wrong := unlike(self.pins, facts["versions"] if facts["training"] else {}):
-            listed = "; ".join(wrong[:5])
-            what = f"the environment is not right after installing: {listed}"
-            raise HostError(self.remote.name, what, remedy=ANEW)
-
     def import_once(self) -> None:
         self.say("loading the packages once: later it takes seconds, but the first time a Mac scans them for a minute")
         program = FIRST_IMPORT.read_text(encoding="utf-8")  # -I: not what lies in the user's home
         command = [self.python, "-I", "-c", program]
-        with self.shown("loading the packages"):
+        with shown(f"{self.remote.name}: loading the packages", self.progress):
             done = self.remote.run(command, timeout=FIRST_IMPORT_S, title="the first import")
         if done.returncode:
             said = (done.stderr or done.stdout).strip()[-2000:] or f"status {done.returncode}"
@@ -300,3 +294,27 @@ def write_lists(pins: Pins) -> tuple[Path, Path]:
     for path, names in ((requirements, pins.direct), (constraints, sorted(pins.all))):
         write_atomically(path, "".join(f"{name}=={pins.all[name]}\n" for name in names), durable=False)
     return requirements, constraints
+
+
+@contextlib.contextmanager
+def shown(
+    name: str, progress: Progress, taken: Callable[[], int] = lambda: 0, total: int | None = None
+) -> Iterator[None]:
+    """Tell how far something is, while it lasts; without `total` only that it goes on."""
+    over = threading.Event()
+
+    def tell() -> None:
+        while not over.is_set():
+            with contextlib.suppress(HostError):  # whoever waits for the end will meet it too
+                done = max(0, taken())
+                progress(name, min(done, total - 1) if total else 0, total, "")
+            over.wait(EVERY_S)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        progress(name, total or 0, total or 0, "")

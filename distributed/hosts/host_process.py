@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from distributed.control.messages import split_line
-from distributed.ssh.machine import LocalMachine, Machine
-
-from .paths import PROJECT
+from distributed.ssh.machine import Machine
 
 
 def environment(project: str | Path) -> dict[str, str]:
@@ -42,12 +39,9 @@ class HostProcess:
     """
 
     def __init__(self, machine: Machine, module: str, *arguments: str):
-        if isinstance(machine, LocalMachine):
-            python, project = sys.executable, str(PROJECT)
-        else:
-            python, project = machine.python, machine.project
         self.last_words = ""
-        self.process = machine.start([python, "-m", module, *arguments], env=environment(project), cwd=project)
+        command = [machine.python, "-m", module, *arguments]
+        self.process = machine.start(command, env=environment(machine.project), cwd=machine.project)
         self._writing, self._events = threading.Lock(), self._listen()
 
     def write(self, line: str) -> None:

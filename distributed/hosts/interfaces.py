@@ -69,31 +69,27 @@ def route_to(peer: str, *, interface: str | None = None) -> Route:
 
 def own_interfaces() -> dict[str, list[str]]:
     """IPv4 addresses of this machine's interfaces, self-assigned ones last; an interface may have none."""
-    return {name: [address for address, _ in of] for name, of in _networks().items()}
+    return {name: [str(each.ip) for each in of] for name, of in _networks().items()}
 
 
 def other_networks(address: str) -> list[tuple[str, str, int]]:
     """List further networks of this machine that other hosts may share: interface, own address, length of its prefix.
 
-    An interface counts with its self-assigned address only if it has no other. Who trains over a VPN wants nothing
-    sent beside it: there are no others then.
+    An interface counts with its self-assigned address only if it has no other. Who trains over a VPN, which is point to
+    point or named so, wants nothing sent beside it: there are no others then.
     """
-    networks = {name: of for name, of in _networks().items() if of and _is_shared(name)}
-    own = [_network(*pair) for of in networks.values() for pair in of if pair[0] == address]
-    found = [(name, *of[0]) for name, of in networks.items() if own and _network(*of[0]) not in own]
-    return sorted(found, key=lambda each: is_self_assigned(each[1]))
-
-
-def _is_shared(name: str) -> bool:
-    """Tell whether an interface leads to other machines, and is not a VPN's, which is point to point or named so."""
     import psutil
 
-    state = psutil.net_if_stats().get(name)
-    return not (UNFIT.fullmatch(name) or INNER.fullmatch(name) or (state and "pointopoint" in state.flags))
-
-
-def _network(address: str, length: int) -> ipaddress.IPv4Network:
-    return ipaddress.ip_interface(f"{address}/{length}").network
+    states = psutil.net_if_stats()
+    networks = {}
+    for name, of in _networks().items():
+        is_vpn = INNER.fullmatch(name) or (name in states and "pointopoint" in states[name].flags)
+        if of and not UNFIT.fullmatch(name) and not is_vpn:
+            networks[name] = of
+    own = [each.network for of in networks.values() for each in of if str(each.ip) == address]
+    found = [(name, of[0]) for name, of in networks.items() if own and of[0].network not in own]
+    found.sort(key=lambda each: each[1].ip.is_link_local)
+    return [(name, str(first.ip), first.network.prefixlen) for name, first in found]
 
 
 def is_self_assigned(address: str) -> bool:
@@ -101,15 +97,15 @@ def is_self_assigned(address: str) -> bool:
     return ipaddress.ip_address(address).is_link_local
 
 
-def _networks() -> dict[str, list[tuple[str, int]]]:
-    """List, by interface, its IPv4 addresses with the lengths of their prefixes, self-assigned ones last."""
+def _networks() -> dict[str, list[ipaddress.IPv4Interface]]:
+    """List, by interface, its IPv4 addresses with their networks, self-assigned ones last."""
     import psutil
 
     found = {}
     for name, entries in psutil.net_if_addrs().items():
         of = [entry for entry in entries if entry.family == socket.AF_INET]
-        pairs = [(entry.address, ipaddress.ip_network(f"0.0.0.0/{entry.netmask or 32}").prefixlen) for entry in of]
-        found[name] = sorted(pairs, key=lambda pair: is_self_assigned(pair[0]))
+        addresses = [ipaddress.IPv4Interface(f"{entry.address}/{entry.netmask or 32}") for entry in of]
+        found[name] = sorted(addresses, key=lambda each: each.ip.is_link_local)
     return found
 
 

@@ -1,4 +1,7 @@
-"""Keeps a machine from falling asleep while it works; a closed lid puts a laptop to sleep all the same."""
+"""What a machine does by itself while it works: it keeps awake, and leaves out of Time Machine's backups what it may.
+
+A closed lid puts a laptop to sleep all the same.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,11 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from distributed.ssh.machine import Machine, Process, on_each
 from whisper_tuner.errors import HostError
 
-from .each import on_each
-
-if TYPE_CHECKING:  # a worker needs no paramiko
-    from distributed.ssh.connection import Remote
-    from distributed.ssh.machine import Process
+from .paths import REMOTE_WHEELS, STORE
 
 CAFFEINATE = "/usr/bin/caffeinate"
 # Not -d or -u: the display may sleep. While it is on, some Macs restart under a long load of the GPU (mlx 3267).
@@ -29,17 +28,23 @@ HOLD = f"""
 [ -x "$0" ] && exec "$0" {" ".join(ASSERTIONS)} cat
 [ -d /run/systemd/system ] && exec systemd-inhibit {" ".join(INHIBIT)} cat
 """
+TMUTIL = "/usr/bin/tmutil"
+# Below a project folder: packages, copies of models and audio, caches. Checkpoints are as large as several models and
+# new every few minutes; a run whose Mac is lost goes on from those of another host. Models, logs and settings stay.
+MADE_ANEW = (".venv", STORE, ".cache", REMOTE_WHEELS, ".sync")
+TOLD = Path(STORE, "left-out-of-backups")  # there once the user has been told
 
 
 def keep_awake(pid: int) -> str:
     """Hold off idle sleep until process `pid` ends, however it ends; returns what does it, "" if nothing can."""
     holder = _hold(pid)
-    return Path(holder.args[0]).name if holder else ""
+    command = holder.args if holder else None
+    return Path(str(command[0])).name if isinstance(command, list) else ""
 
 
 @contextlib.contextmanager
 def awake() -> Iterator[None]:
-    """This machine, while a command of the user runs; also as a decorator, `@awake()`."""
+    """Keep this machine awake while a command of the user runs; also as a decorator, `@awake()`."""
     holder = _hold(os.getpid())
     try:
         yield
@@ -50,20 +55,21 @@ def awake() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def hosts_awake(remotes: Iterable[Remote]) -> Iterator[None]:
-    """Hosts, until this is left or the connections end. Where nothing can do that, they are used as they are."""
-    held = on_each(list(remotes), _hold_on)
+def hosts_awake(remotes: Iterable[Machine]) -> Iterator[None]:
+    """Keep hosts awake until this is left or the connections end. Where nothing can do that, they are used as is."""
+
+    def hold(remote: Machine) -> Process | None:
+        with contextlib.suppress(HostError):
+            return remote.start(["/bin/sh", "-c", HOLD, CAFFEINATE])
+        return None
+
+    held = on_each(list(remotes), hold)
     try:
         yield
     finally:
-        for process in filter(None, held):
-            process.close_stdin()
-
-
-def _hold_on(remote: Remote) -> Process | None:
-    with contextlib.suppress(HostError):
-        return remote.start(["/bin/sh", "-c", HOLD, CAFFEINATE])
-    return None
+        for process in held:
+            if process:
+                process.close_stdin()
 
 
 def keeper(pid: int, system: str, *, systemd: bool) -> Sequence[str]:
@@ -79,5 +85,26 @@ def _hold(pid: int) -> subprocess.Popen | None:
     command = keeper(pid, platform.system(), systemd=Path("/run/systemd/system").is_dir())
     if not command or shutil.which(command[0]) is None:
         return None
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(command, start_new_session=True, **quiet)
+    return _start(command, own_session=True)
+
+
+def _start(command: Sequence[str], *, own_session: bool = False) -> subprocess.Popen:
+    null = subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=own_session)
+
+
+def exclude_from_backups(*folders: Path) -> str:
+    """On a Mac, leave out those of the folders that exist. The mark is an attribute of theirs, and needs no root.
+
+    A folder behind a link is the user's own. Nobody waits for it: without it backups are larger, and that is all (man
+    tmutil). Returns what is to be told, the first time.
+    """
+    found = [str(folder.absolute()) for folder in folders if folder.is_dir() and not folder.is_symlink()]
+    if platform.system() != "Darwin" or not found or not Path(TMUTIL).exists():
+        return ""
+    _start([TMUTIL, "addexclusion", *found])
+    with contextlib.suppress(OSError):
+        TOLD.parent.mkdir(mode=0o700, exist_ok=True)
+        TOLD.touch(exist_ok=False)
+        return f"Time Machine leaves out from now on, as can be made anew: {', '.join(found)} (docs/removing.md)"
+    return ""

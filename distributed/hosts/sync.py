@@ -1,4 +1,4 @@
-"""Brings files to the hosts by content hash: only what differs travels, resumed where it was cut off.
+"""Brings files to the hosts by content hash: only what differs travels, resumed where it was cut off. And removes them.
 
 Files travel one after the other to the agent's stdin, which writes each to `.sync/<sha256>.<pid>.part` in the host's
 project folder. At the end the host checks the hashes and renames the files into place.
@@ -15,18 +15,18 @@ import socket
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from distributed.ssh.connection import Remote
+from distributed.ssh.machine import on_each
 from whisper_tuner.errors import DataError, HostError
 from whisper_tuner.files import write_atomically
 from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import is_below
 
 from .agent_call import agent_call
-from .code import SyncItem
-from .each import on_each
-from .paths import PROJECT
+from .paths import MADE_BY, PROJECT, REMOTE_LISTS, REMOTE_WHEELS, STORE, SyncItem
 
 INDEX = PROJECT / ".cache" / "sync-index.json"
 MASTER = PROJECT / ".cache" / "master-id"
@@ -34,6 +34,19 @@ SPARE_BYTES = 64 << 20  # must stay free on a host's disk
 BLOCK = 1 << 18
 SLOWEST = 50_000  # bytes a second: over a link that is slower, a base model would take days
 ATTEMPTS = 2  # the second is for a file that arrived damaged, or that changed while it was sent
+AUDIO = "audio"
+RUN = f"runs/{'[0-9]' * 8}-{'[0-9]' * 6}-*"
+# By kind, in the order of removal: names below the project folder that only we use. The records of what was sent, by
+# which a removal that broke off goes on, come last.
+KINDS = {
+    AUDIO: [f"{STORE}/data", f"{STORE}/bundles", f"{STORE}/cache", ".sync/*.part", ".sync/*.copy"],
+    "models": [f"{STORE}/models", f"{STORE}/evaluated"],
+    "runs": [f"{RUN}/checkpoints", f"{RUN}/final", f"{RUN}/final[-.]*"],
+    "environment": [],  # by a mark, see the agent
+    "packages": [REMOTE_WHEELS, REMOTE_LISTS],
+    "code": [],  # by the record
+    "records": [".selftest-*", ".multimac-mark-*", f"{STORE}/*", ".sync/*"],
+}
 
 Progress = Callable[[str, int, int | None, str], None]  # host, bytes done, bytes to send (None: unknown), file
 
@@ -64,7 +77,7 @@ class Unreadable(DataError):
 
 
 def no_progress(host: str, done: int, total: int | None, file: str) -> None:
-    """The progress callback that shows nothing."""
+    """Show nothing."""
 
 
 def sync(
@@ -82,13 +95,18 @@ def sync(
     file or name, HostError for a host; every host is finished before that. An error that `progress` raises ends the
     sync of its host.
     """
-    remotes = list(remotes)
-    files = {remote.name: hashed_files(checked(items_by_host[remote.name]), INDEX, may_lack) for remote in remotes}
-
-    def bring(remote: Remote) -> SyncReport:
-        return _HostSync(remote, items_by_host[remote.name], files[remote.name], progress, list(prune), may_lack).run()
-
-    return on_each(remotes, bring)
+    work = [
+        _HostSync(
+            remote=remote,
+            names={item.remote for item in items_by_host[remote.name]},
+            files=hashed_files(checked(items_by_host[remote.name]), INDEX, may_lack),
+            progress=progress,
+            prune=list(prune),
+            may_lack=may_lack,
+        )
+        for remote in remotes
+    ]
+    return on_each(work, _HostSync.run)
 
 
 def this_master() -> list[str]:
@@ -153,11 +171,20 @@ def hashed_files(items: Iterable[SyncItem], index: Path, may_lack: Container[str
     before = dict(known)
     files = []
     for item in items:
+        path = item.local.resolve()
         try:
-            files.append(_hashed(item, known))
-        except Unreadable:
+            stat = path.stat()
+            match known.get(str(path)):
+                case [stat.st_size, stat.st_mtime_ns, str(digest)] if re.fullmatch("[0-9a-f]{64}", digest):
+                    pass
+                case _:
+                    with path.open("rb") as stream:
+                        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+                    known[str(path)] = [stat.st_size, stat.st_mtime_ns, digest]
+            files.append(HashedFile(item=item, size=stat.st_size, sha256=digest))
+        except OSError as error:
             if item.remote not in may_lack:
-                raise
+                raise unreadable(item, error) from error
     if known != before:
         with contextlib.suppress(OSError):
             index.parent.mkdir(parents=True, exist_ok=True)
@@ -165,42 +192,25 @@ def hashed_files(items: Iterable[SyncItem], index: Path, may_lack: Container[str
     return files
 
 
-def _hashed(item: SyncItem, known: dict[str, list]) -> HashedFile:
-    path = item.local.resolve()
-    try:
-        stat = path.stat()
-        match known.get(str(path)):
-            case [stat.st_size, stat.st_mtime_ns, str(digest)] if re.fullmatch("[0-9a-f]{64}", digest):
-                pass
-            case _:
-                with path.open("rb") as stream:
-                    digest = hashlib.file_digest(stream, "sha256").hexdigest()
-                known[str(path)] = [stat.st_size, stat.st_mtime_ns, digest]
-    except OSError as error:
-        raise unreadable(item, error) from error
-    return HashedFile(item=item, size=stat.st_size, sha256=digest)
-
-
 def unreadable(item: SyncItem, error: OSError) -> Unreadable:
     remedy = "Check its permissions, and whether it was moved."
     return Unreadable(f"{item.local}: cannot be read: {error.strerror}", remedy=remedy)
 
 
+@dataclass(kw_only=True)
 class _HostSync:
-    """The sync of one host."""
+    """The sync of one host. names: of all that it is to have; files: those that could be read here."""
 
-    def __init__(
-        self,
-        remote: Remote,
-        items: Sequence[SyncItem],
-        files: list[HashedFile],
-        progress: Progress,
-        prune: list[str],
-        may_lack: Container[str],
-    ):
-        self.remote, self.files, self.progress, self.prune = remote, files, progress, prune
-        self.root, self.names, self.may_lack = remote.project, {item.remote for item in items}, may_lack
-        self.done = self.total = self.sent_files = self.removed = 0
+    remote: Remote
+    names: set[str]
+    files: list[HashedFile]
+    progress: Progress
+    prune: list[str]
+    may_lack: Container[str]
+    done: int = 0  # bytes
+    total: int = 0
+    sent_files: int = 0
+    removed: int = 0
 
     def run(self) -> SyncReport:
         begin = time.monotonic()
@@ -233,14 +243,17 @@ class _HostSync:
 
     def check(self) -> dict:
         wanted = [[file.item.remote, file.size, file.sha256, file.item.refuse_foreign] for file in self.files]
-        state = agent_call(self.remote, "check", root=self.root, files=wanted, prune=self.prune, master=this_master())
+        state = agent_call(
+            self.remote, "check", root=self.remote.project, files=wanted, prune=self.prune, master=this_master()
+        )
+        root = self.remote.project
         if state["taken"]:
-            raise taken(self.remote.name, state["taken"], self.root)
+            raise taken(self.remote.name, state["taken"], root)
         if state["foreign"]:
             names = ", ".join(state["foreign"][:3])
             raise HostError(
                 self.remote.name,
-                f"{self.root} holds {len(state['foreign'])} files that no sync put there, and that differ: {names}",
+                f"{root} holds {len(state['foreign'])} files that no sync put there, and that differ: {names}",
                 remedy='Move that folder away, or give this host another "project_path" in the hosts file.',
             )
         return state
@@ -255,7 +268,7 @@ class _HostSync:
         if need and need + SPARE_BYTES > state["free"]:  # a host that needs nothing may have a full disk
             raise HostError(
                 self.remote.name,
-                f"{need >> 20} MB to send, but only {state['free'] >> 20} MB are free for {self.root}",
+                f"{need >> 20} MB to send, but only {state['free'] >> 20} MB are free for {self.remote.project}",
                 remedy='Free some space there, or set "project_path" to another disk.',
             )
         self.total = self.done + need
@@ -264,7 +277,7 @@ class _HostSync:
             "commit",
             payload=self.contents(parts),
             sending=need / SLOWEST,
-            root=self.root,
+            root=self.remote.project,
             files=[[file.item.remote, file.size, file.sha256] for file in missing],
             stale=state["stale"],
             parts=[[file.sha256, have, file.size - have] for file, have in parts],
@@ -297,3 +310,30 @@ def blocks(file: HashedFile, start: int) -> Iterator[bytes]:
                 yield stream.read(size).ljust(size, b"\0")
     except OSError as error:
         raise unreadable(file.item, error) from error
+
+
+def holdings(remote: Remote, kinds: Sequence[str], *, remove: bool = False) -> dict[str, Any]:
+    """List what a host holds of these kinds, and what of others lies in the folder `root`; `remove`: remove it then.
+
+    Raises HostError, also for a host that is at work, and for a project folder that no sync has made.
+    """
+    root = remote.project
+    environments = {f"{root}/.venv", str(PurePosixPath(remote.python).parent.parent)}
+    found = agent_call(
+        remote,
+        "holdings",
+        root=root,
+        unwanted=list(kinds) if remove else [],
+        kinds=list(KINDS.items()),
+        environments=sorted(environments),
+        made_by=MADE_BY,
+    )
+    if found["checkout"]:
+        what = f"{root} is a checkout of this project, this machine's own or another: it has a cli_typer.py"
+        remedy = f"What a sync has put there is in {root}/{STORE}: look at it there."
+        raise HostError(remote.name, what, remedy=remedy)
+    if found["in_use"]:
+        what = f"{found['in_use']} is in progress in {root}"
+        raise HostError(remote.name, what, remedy="Wait for its end, or on its master: multimac runs stop RUN")
+    held = [row for row in found["held"] if row["kind"] in kinds]
+    return {"host": remote.name, "root": root, "held": held, "others": found["others"], "named": found["named"]}

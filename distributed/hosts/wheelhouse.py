@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 from packaging.tags import mac_platforms
 from packaging.utils import parse_wheel_filename
@@ -22,6 +24,7 @@ from .paths import PROJECT
 
 CACHE = PROJECT / ".cache" / "wheelhouse"
 COMPLETE = "wheels.txt"  # is there once all wheels are: requirements for pip, with the hash of each
+BLOCK = 4096  # bytes: a file takes whole ones
 QUIET = ("--quiet", "--disable-pip-version-check", "--no-input")
 _filling = threading.Lock()
 
@@ -68,19 +71,16 @@ def fill(host: str, target: Target, requirements: Path, constraints: Path) -> li
     with _filling:
         if not (folder / COMPLETE).exists():
             download(host, target, folder, requirements, constraints)
-            write_atomically(folder / COMPLETE, hashed_requirements(folder), durable=False)
+            lines = []
+            for wheel in sorted(folder.glob("*.whl")):
+                name, version, *_ = parse_wheel_filename(wheel.name)
+                digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+                lines.append(f"{name}==={version} --hash=sha256:{digest}\n")
+            write_atomically(folder / COMPLETE, "".join(lines), durable=False)
             for other in folder.parent.iterdir():
                 if other != folder:
                     shutil.rmtree(other)
     return sorted(folder.glob("*.whl"))
-
-
-def hashed_requirements(folder: Path) -> str:
-    lines = []
-    for wheel in sorted(folder.glob("*.whl")):
-        name, version, *_ = parse_wheel_filename(wheel.name)
-        lines.append(f"{name}==={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n")
-    return "".join(lines)
 
 
 def download(host: str, target: Target, folder: Path, requirements: Path, constraints: Path) -> None:
@@ -97,3 +97,13 @@ def download(host: str, target: Target, folder: Path, requirements: Path, constr
             f"this machine cannot fetch the wheels for {target.tag}: {done.stderr.strip()[-1500:]}",
             remedy="The host cannot reach the package registry, so this machine must: check pip's settings here.",
         )
+
+
+def unpacked(wheels: Iterable[Path], names: Collection[str]) -> int:
+    """Count the bytes that those of these packages take on a disk."""
+    total = 0
+    for wheel in wheels:
+        if parse_wheel_filename(wheel.name)[0] in names:
+            with ZipFile(wheel) as file:
+                total += sum(-(-part.file_size // BLOCK) * BLOCK for part in file.infolist())
+    return total

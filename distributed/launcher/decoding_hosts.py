@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from distributed.hosts.code import SyncItem
 from distributed.hosts.host_process import HostProcess
+from distributed.hosts.paths import SyncItem
 from distributed.hosts.sync import sync
 from distributed.plan.decode_spec import DecodeSpec
 from distributed.ssh.connection import Remote

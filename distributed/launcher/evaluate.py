@@ -16,8 +16,7 @@ from pathlib import Path
 
 import torch
 
-from distributed.hosts.code import SyncItem, folder_items
-from distributed.hosts.paths import STORE
+from distributed.hosts.paths import STORE, SyncItem, folder_items
 from distributed.plan.decode_spec import AFTER, BEFORE, DecodeSpec
 from distributed.plan.launch import Rank
 from distributed.plan.prepare import audio_items

@@ -14,8 +14,7 @@ from pathlib import Path
 from torch import nn
 from transformers import WhisperProcessor
 
-from distributed.hosts.code import code_items, folder_items
-from distributed.hosts.paths import STORE
+from distributed.hosts.paths import STORE, code_items, folder_items
 from distributed.plan.decode_spec import AFTER, BEFORE, DecodeSpec
 from distributed.plan.prepare import audio_items, model_on_hosts
 from distributed.ssh.host import Host

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from distributed.control.timeouts import Timeouts
-from distributed.hosts.code import SyncItem
 from distributed.hosts.host_process import HostProcess
+from distributed.hosts.paths import SyncItem
 from distributed.hosts.sync import sync
 from distributed.plan.files import load_audio, load_items
 from distributed.plan.launch import Rank

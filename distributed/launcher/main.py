@@ -14,13 +14,13 @@ import sys
 import traceback
 from pathlib import Path
 
-from distributed.hosts.each import on_each
 from distributed.hosts.keep_awake import keep_awake
 from distributed.hosts.paths import PROJECT
 from distributed.plan.launch import Launch, Rank
 from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
 from distributed.run_dir.folder import only_one
 from distributed.run_dir.log import EventLog
+from distributed.ssh.machine import on_each
 from whisper_tuner.errors import ExitStatus, TunerError
 from whisper_tuner.text import harmless
 

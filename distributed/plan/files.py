@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from distributed.hosts.code import SyncItem
+from distributed.hosts.paths import SyncItem
 from whisper_tuner.errors import RunError
 from whisper_tuner.files import write_atomically
 from whisper_tuner.json_text import parse_json

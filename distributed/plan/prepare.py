@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
 from pathlib import Path
 
-from distributed.hosts.code import SyncItem, code_items, folder_items
-from distributed.hosts.paths import PROJECT, STORE
+from distributed.hosts.paths import PROJECT, STORE, SyncItem, code_items, folder_items
 from distributed.ssh.host import Host, Hosts
 from whisper_tuner.config import Profile
 from whisper_tuner.data.check import check_data

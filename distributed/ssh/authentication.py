@@ -1,31 +1,33 @@
 """Who answers, and who asks: the host's key against known_hosts, then the user's keys.
 
-Host keys are never accepted here: an unknown or changed key is refused with the command that settles it.
+Host keys are never accepted here: an unknown or changed key is refused with the command that settles it. OpenSSH's
+known_hosts files are read by its own `ssh-keygen`.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import os
 import platform
+import re
 import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
 
-from whisper_tuner.errors import HostError, HostKeyError
+from whisper_tuner.errors import HostError, HostKeyError, MissingProgram
 
-from . import known_hosts
-from .host import Host
-from .known_hosts import Entry, Verdict
+from .host import Host, SshSettings
 from .process import FAILURES
-from .settings import SshSettings
 
 AGENT_TIMEOUT_S = 10.0
 APPLE_SSH_ADD = "/usr/bin/ssh-add"  # Homebrew's knows no Keychain
@@ -34,12 +36,65 @@ LOCKED = "has a passphrase, and the agent does not hold it"
 BAD_KEY = (TypeError, ValueError, AssertionError, UnsupportedAlgorithm, paramiko.UnknownKeyType)
 RSA = {"rsa-sha2-512", "rsa-sha2-256"}  # how an ssh-rsa key signs
 FASTEST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+# A line that `ssh-keygen -F` found: its number and mark; then the line itself: [mark] names kind key [comment].
+FOUND = re.compile(
+    r"^# Host .* found: line (\d+) (|CA|REVOKED)\n[ \t]*(?:@\S+[ \t]+)?\S+[ \t]+(\S+)[ \t]+(\S+)", re.MULTILINE
+)
+
+
+class Verdict(Enum):
+    KNOWN = "known"
+    UNKNOWN = "unknown"
+    CHANGED = "changed"
+    REVOKED = "revoked"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A line for one host. mark: "REVOKED", "CA" for @cert-authority, else ""; blob: the key in SSH's wire format."""
+
+    place: str
+    mark: str
+    kind: str
+    blob: bytes
+
+
+def known_keys(name: str, files: Iterable[Path]) -> list[Entry]:
+    """Find what stands there for a host. A missing file or an odd line counts as empty, as it does for ssh.
+
+    Raises HostError, MissingProgram.
+    """
+    entries = []
+    for file in files:
+        try:
+            done = subprocess.run(["ssh-keygen", "-F", name, "-f", str(file)], capture_output=True, timeout=20)
+        except FileNotFoundError as error:
+            raise MissingProgram("ssh-keygen is not installed", remedy="apt-get install openssh-client") from error
+        except subprocess.TimeoutExpired as error:
+            remedy = "Is it on a network drive that does not answer?"
+            raise HostError(name, f"ssh-keygen does not finish reading {file}", remedy=remedy) from error
+        for number, mark, kind, key in FOUND.findall(done.stdout.decode("utf-8", "replace")):
+            with contextlib.suppress(ValueError):
+                blob = base64.b64decode(key, validate=True)
+                entries.append(Entry(place=f"{file}:{number}", mark=mark, kind=kind, blob=blob))
+    return entries
+
+
+def verdict_on(blob: bytes, entries: Sequence[Entry]) -> Verdict:
+    """Judge a host's key. Certificates are not supported: what an authority has signed is not known."""
+    if any(entry.mark == "REVOKED" and entry.blob == blob for entry in entries):
+        return Verdict.REVOKED
+    accepted = [entry.blob for entry in entries if not entry.mark]
+    if blob in accepted:
+        return Verdict.KNOWN
+    return Verdict.CHANGED if accepted else Verdict.UNKNOWN
 
 
 def check_host(host: Host, settings: SshSettings, transport: paramiko.Transport, timeout: float) -> None:
     """Key exchange, then the host key's check; nothing is sent to a host whose key does not pass."""
-    name = settings.key_alias or known_hosts.lookup_name(settings.hostname, settings.port)
-    known = known_hosts.look_up(name, settings.known_hosts)
+    plain = settings.hostname if settings.port == 22 else f"[{settings.hostname}]:{settings.port}"
+    name = settings.key_alias or plain
+    known = known_keys(name, settings.known_hosts)
     # Asked for another kind of key than the known ones, an honest host would seem to have changed.
     kinds = {kind for entry in known for kind in (RSA if entry.kind == "ssh-rsa" else {entry.kind}) if not entry.mark}
     options = transport.get_security_options()
@@ -55,21 +110,22 @@ def check_host(host: Host, settings: SshSettings, transport: paramiko.Transport,
         what = f"port {settings.port} answers, but not as an SSH server does"
         remedy = "Is ssh_port right? SSH's own is 22. Or its SSH server turns this machine away, or is too busy."
         raise HostError(host.address, what, remedy=f"{remedy} Try: ssh {settings.target}") from error
-    verdict = known_hosts.check(known, key.asbytes())
-    if verdict is not Verdict.KNOWN:
-        raise _key_error(host, settings, known, name, key, verdict)
+    _raise_unless_known(host, settings, known, name, key)
 
 
-def _key_error(
-    host: Host, settings: SshSettings, known: Sequence[Entry], name: str, key: paramiko.PKey, verdict: Verdict
-) -> HostKeyError:
+def _raise_unless_known(
+    host: Host, settings: SshSettings, known: Sequence[Entry], name: str, key: paramiko.PKey
+) -> None:
+    verdict = verdict_on(key.asbytes(), known)
     finger = f"{key.get_name()} {key.fingerprint}"
+    if verdict is Verdict.KNOWN:
+        return
     if verdict is Verdict.REVOKED:
         what = f"its key {finger} is marked @revoked in known_hosts"
-        return HostKeyError(host.address, what, remedy="Do not connect to it.")
+        raise HostKeyError(host.address, what, remedy="Do not connect to it.")
     if verdict is Verdict.CHANGED:
         place = next(entry.place for entry in known if not entry.mark)
-        return HostKeyError(
+        raise HostKeyError(
             host.address,
             f"its key has CHANGED: it is now {finger}, unlike the one in {place}. Somebody may be intercepting"
             " the connection",
@@ -79,7 +135,7 @@ def _key_error(
     skipped = ", ".join(entry.place for entry in known if entry.mark == "CA")
     note = f" (@cert-authority lines are not supported: {skipped})" if skipped else ""
     kind = key.get_name().removeprefix("ssh-").partition("-")[0]
-    return HostKeyError(
+    raise HostKeyError(
         host.address,
         f"its key is not known here: {finger}{note}",
         remedy=f"Compare it with `ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub` on that machine,"
@@ -129,7 +185,10 @@ def usable_keys(
     settings: SshSettings, tried: list[str], stack: contextlib.ExitStack
 ) -> Iterator[tuple[str, paramiko.PKey]]:
     """Keys to offer, with the words for each; files that cannot be used are put into `tried`."""
-    wanted = {path: blob for path in settings.identities if (blob := _public_blob(path))}
+    wanted: dict[Path, bytes] = {}
+    for path in settings.identities:
+        with contextlib.suppress(OSError, ValueError, paramiko.SSHException):
+            wanted[path] = paramiko.pkey.PublicBlob.from_file(f"{path}.pub").key_blob
     offered: set[bytes] = set()
     locked: list[Path] = []
 
@@ -174,13 +233,6 @@ def load_keychain(agent: Path | None) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
-
-
-def _public_blob(path: Path) -> bytes | None:
-    try:
-        return paramiko.pkey.PublicBlob.from_file(f"{path}.pub").key_blob
-    except (OSError, ValueError, paramiko.SSHException):
-        return None
 
 
 def _agent_keys(path: Path | None, stack: contextlib.ExitStack) -> Sequence[paramiko.AgentKey]:

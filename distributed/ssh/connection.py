@@ -1,10 +1,11 @@
-"""A machine reached over SSH."""
+"""A machine reached over SSH: its name is looked up anew for each connection, as addresses change."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -13,17 +14,17 @@ import paramiko
 from whisper_tuner.errors import HostError
 from whisper_tuner.files import private
 
-from . import settings as ssh_settings
 from .authentication import authenticate, check_host
-from .dial import dial
-from .host import Host
+from .host import Host, SshSettings, resolve
 from .local_network import DENIED, WAYS_OUT, is_denied
 from .machine import ANNOUNCE, MOST_BYTES, Completed, quote, raise_unless_ok
-from .process import FAILURES, LOST, STALLED_S, RemoteProcess, communicate, if_late
-from .settings import SshSettings
-from .transport import Transport
+from .process import FAILURES, LOST, STALLED_S, RemoteProcess, Transport, communicate, if_late
 
 CONNECT_TIMEOUT_S = 10.0
+# The first connection to a sleeping Mac may only wake it: "Wake for network access" has another device answer for it
+# until then, see Apple's "Share your Mac resources when it's in sleep". Of less time than this there is nothing to
+# halve: over a full link an answer may be 2 s late.
+TWICE_S = 4.0
 KEEPALIVE_S = 5
 MAX_JUMPS = 8
 BLOCK = 1 << 18
@@ -33,13 +34,19 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else it logs 
 
 
 class Remote:
-    """One SSH connection. `name` is the host's address as its hosts file has it; `home` its user's home folder;
-    `local_address` is this machine's own address on the way to it, None if that way is not a plain IPv4 connection."""
+    """One SSH connection, to a machine with this program's own folder.
+
+    name: the host's address as its hosts file has it; home: its user's home folder; python: the interpreter that trains
+    there; project: the project folder there; local_address: this machine's own address on the way to it, None if that
+    way is not a plain IPv4 connection.
+    """
 
     def __init__(self, host: Host, settings: SshSettings, transport: paramiko.Transport, below: Remote | None):
         self.host, self.settings, self.name = host, settings, host.address
         self._transport, self._below = transport, below
-        self.local_address = _local_address(transport.sock)
+        sock = transport.sock
+        is_plain = isinstance(sock, socket.socket) and sock.family == socket.AF_INET
+        self.local_address: str | None = sock.getsockname()[0] if is_plain else None
         with self._errors("cannot start a session"):
             done = self.run(["/bin/sh", "-c", 'printf %s "$HOME"'], timeout=CONNECT_TIMEOUT_S, check=True)
         self.home = done.stdout.strip()
@@ -50,14 +57,44 @@ class Remote:
                 remedy="Whatever prints there (~/.bashrc, ~/.zshenv) may do so only in a terminal: [ -t 1 ],"
                 " or in fish: status is-interactive.",
             )
+        self.python, self.project = self.expand(host.python), self.expand(host.project_path)
 
     @classmethod
-    def connect(cls, host: Host, *, timeout: float = CONNECT_TIMEOUT_S, connect_timeout: float | None = None) -> Remote:
-        """Connect and authenticate. Raises HostKeyError, HostError, MissingProgram.
+    def connect(
+        cls,
+        host: Host,
+        *,
+        timeout: float = CONNECT_TIMEOUT_S,
+        connect_timeout: float | None = None,
+        via: Sequence[Host] = (),
+        depth: int = 0,
+    ) -> Remote:
+        """Connect and authenticate, through jumps. Raises HostKeyError, HostError, MissingProgram.
 
-        timeout: seconds for each of its steps; connect_timeout: for TCP's part, if that is to be another.
+        timeout: seconds for each of its steps; connect_timeout: for TCP's part, if that is to be another; via: jumps to
+        pass first; they win over the host's own, as in a ProxyJump list of ssh; depth: how many jumps led here.
         """
-        return _connect(host, timeout, connect_timeout or timeout, depth=0)
+        settings = resolve(host)
+        if depth > MAX_JUMPS:
+            raise HostError(host.address, f"more than {MAX_JUMPS} jumps", remedy="Look for a loop of ProxyJump.")
+        below = transport = None
+        if jumps := via or settings.jumps:
+            *before, last = jumps
+            below = cls.connect(last, timeout=timeout, connect_timeout=connect_timeout, via=before, depth=depth + 1)
+        try:
+            transport = Transport(_socket(host, settings, below, connect_timeout or timeout))
+            check_host(host, settings, transport, timeout)
+            authenticate(host, settings, transport, timeout)
+            transport.set_keepalive(KEEPALIVE_S)
+            return cls(host, settings, transport, below)
+        except BaseException as error:
+            for opened in (transport, below):
+                if opened:
+                    opened.close()
+            if isinstance(error, FAILURES):
+                what = f"SSH failed: {str(error) or type(error).__name__}"
+                raise HostError(host.address, what, remedy=f"Try: ssh {settings.target}") from error
+            raise
 
     def __enter__(self) -> Remote:
         return self
@@ -66,19 +103,7 @@ class Remote:
         self.close()
 
     def expand(self, path: str) -> str:
-        if path == "~" or path.startswith("~/"):
-            return str(PurePosixPath(self.home, path[2:]))
-        return path
-
-    @property
-    def python(self) -> str:
-        """The interpreter that trains there."""
-        return self.expand(self.host.python)
-
-    @property
-    def project(self) -> str:
-        """The project folder there."""
-        return self.expand(self.host.project_path)
+        return str(PurePosixPath(self.home, path[2:])) if path == "~" or path.startswith("~/") else path
 
     def run(
         self,
@@ -164,64 +189,71 @@ class Remote:
         try:
             yield
         except FAILURES as error:
-            lost = "" if self._transport.is_active() else f" (the connection is lost{self._why_lost()})"
+            is_up = self._transport.is_active()
+            # paramiko tells its words for it once, and not in the errors of later calls.
+            why = "" if is_up else str(self._transport.get_exception() or "")
+            lost = "" if is_up else f" (the connection is lost{f': {why}' if why else ''})"
             raise HostError(self.name, f"{what}: {str(error) or type(error).__name__}{lost}") from error
 
-    def _why_lost(self) -> str:
-        """Say why in words, if paramiko has any: it tells them once, and not in the errors of later calls."""
-        why = str(self._transport.get_exception() or "")
-        return f": {why}" if why else ""
 
-
-def _local_address(sock: object) -> str | None:
-    return sock.getsockname()[0] if isinstance(sock, socket.socket) and sock.family == socket.AF_INET else None
-
-
-def _connect(host: Host, timeout: float, connect_timeout: float, depth: int, via: Sequence[Host] = ()) -> Remote:
-    """Connect through jumps. via: those to pass first; they win over the host's own, as in a ProxyJump list of ssh."""
-    settings = ssh_settings.resolve(host)
-    if depth > MAX_JUMPS:
-        raise HostError(host.address, f"more than {MAX_JUMPS} jumps", remedy="Look for a loop of ProxyJump.")
-    *before, last = via or settings.jumps or [None]
-    below = _connect(last, timeout, connect_timeout, depth + 1, before) if last else None
-    transport = None
-    try:
-        transport = Transport(_socket(host, settings, below, connect_timeout))
-        check_host(host, settings, transport, timeout)
-        authenticate(host, settings, transport, timeout)
-        transport.set_keepalive(KEEPALIVE_S)
-        return Remote(host, settings, transport, below)
-    except BaseException as error:
-        for opened in (transport, below):
-            if opened:
-                opened.close()
-        if isinstance(error, FAILURES):
-            raise HostError(
-                host.address, f"SSH failed: {str(error) or type(error).__name__}", remedy=f"Try: ssh {settings.target}"
-            ) from error
-        raise
-
-
-def _socket(host: Host, settings: SshSettings, below: Remote | None, timeout: float):
+def _socket(
+    host: Host, settings: SshSettings, below: Remote | None, timeout: float
+) -> socket.socket | paramiko.Channel | paramiko.ProxyCommand:
     where = (settings.hostname, settings.port)
     if below:
         return below._transport.open_channel("direct-tcpip", where, ("127.0.0.1", 0), timeout=timeout)
     if settings.proxy_command:
         line = settings.proxy_command.replace("%h", where[0]).replace("%p", str(where[1])).replace("%r", settings.user)
         return paramiko.ProxyCommand(line)
+    target = f"Try: ssh {settings.target}"
     try:
         sock = dial(*where, timeout)
     except (socket.gaierror, UnicodeError) as error:  # UnicodeError: two dots in a row, or a name of 300 letters
         raise HostError(host.address, f"the name {where[0]} is not known", remedy="Check it with `ping`.") from error
-    except (TimeoutError, OSError) as error:
+    except ConnectionRefusedError as error:
+        what = f"port {where[1]}: Connection refused"
+        raise HostError(host.address, what, remedy=f"{REMOTE_LOGIN} {target}") from error
+    except OSError as error:
         if is_denied(error, *where):
             raise HostError(host.address, f"port {where[1]}: {DENIED}", remedy=WAYS_OUT) from error
-        target = f"Try: ssh {settings.target}"
-        if isinstance(error, ConnectionRefusedError):
-            what = f"port {where[1]}: Connection refused"
-            raise HostError(host.address, what, remedy=f"{REMOTE_LOGIN} {target}") from error
         reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error))
         remedy = f"{ASLEEP} {REMOTE_LOGIN} {target}"
         raise HostError(host.address, f"port {where[1]}: {reason}", remedy=remedy) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
+
+
+def dial(name: str, port: int, timeout: float) -> socket.socket:
+    """Connect in `timeout` seconds; if half of them bring no answer, once more, to where the name leads then.
+
+    Raises OSError, of which socket.gaierror for a name that is not known; UnicodeError for what cannot be one.
+    """
+    deadline = time.monotonic() + timeout
+    if timeout >= TWICE_S:
+        with contextlib.suppress(TimeoutError):
+            return _dial_once(name, port, timeout / 2)
+    return _dial_once(name, port, max(0.1, deadline - time.monotonic()))
+
+
+def _dial_once(name: str, port: int, timeout: float) -> socket.socket:
+    """Connect to the first of its addresses that answers; each has its share of the time.
+
+    IPv4 is looked up, as the ranks use; IPv6 only for a name that has no other, and never for a Mac's `.local` name:
+    its IPv6 address is fe80::..., good for one interface only, and comes first when a Mac has just woken.
+    """
+    deadline = time.monotonic() + timeout
+    try:
+        found = socket.getaddrinfo(name, port, socket.AF_INET, socket.SOCK_STREAM)
+    except socket.gaierror:
+        if name.lower().rstrip(".").endswith(".local"):
+            raise
+        found = socket.getaddrinfo(name, port, socket.AF_INET6, socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    failed: list[OSError] = []
+    for number, address in enumerate(addresses):
+        share = (deadline - time.monotonic()) / (len(addresses) - number)
+        try:
+            return socket.create_connection((address, port), timeout=max(0.1, share))
+        except OSError as error:
+            failed.append(error)
+    raise next((error for error in failed if isinstance(error, TimeoutError)), failed[0])

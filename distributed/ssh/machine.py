@@ -9,13 +9,17 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from whisper_tuner.errors import HostError
 
+M = TypeVar("M")
+T = TypeVar("T")
 PLAIN = re.compile(r"[A-Za-z0-9_@+:,./-]+")  # no % or =: fish knows %self, zsh =ls
 MOST_BYTES = 64 << 30  # that one host may send: a checkpoint of Whisper large takes 20 GB
 DYING_S = 1.0  # until a process that is killed can be reaped
@@ -34,16 +38,15 @@ class Completed:
     stderr: str
 
     @classmethod
-    def of(cls, returncode: int, stdout: bytes, stderr: bytes) -> Completed:
-        return cls(
-            returncode=returncode, stdout=stdout.decode("utf-8", "replace"), stderr=stderr.decode("utf-8", "replace")
-        )
+    def of(cls, returncode: int, stdout: bytes | bytearray, stderr: bytes | bytearray) -> Completed:
+        out, err = stdout.decode("utf-8", "replace"), stderr.decode("utf-8", "replace")
+        return cls(returncode=returncode, stdout=out, stderr=err)
 
 
 class Process(Protocol):
-    """A running command, here or on a host; the leader of its own process group."""
+    """A running command, here or on a host; the leader of its own process group. name: of the machine."""
 
-    name: str  # of the machine
+    name: str
     pid: int
 
     def write(self, data: bytes) -> None:
@@ -55,8 +58,7 @@ class Process(Protocol):
         """Yield each line of stdout and stderr, merged, as it comes and without its newline, until their end."""
 
     def poll(self) -> int | None:
-        """Return the exit status: None while it runs, below 0 or from 128 on after a signal, 255 also if the connection
-        was lost."""
+        """Return the exit status: None while it runs, below 0 or from 128 on after a signal, 255 for a lost link."""
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Do as poll does, after at most `timeout` seconds."""
@@ -66,9 +68,14 @@ class Process(Protocol):
 
 
 class Machine(Protocol):
-    """A machine on which commands run: LocalMachine, or a Remote of connection.py."""
+    """A machine on which commands run: LocalMachine, or a Remote of connection.py.
+
+    python: the interpreter that trains there; project: the folder of this program there.
+    """
 
     name: str
+    python: str
+    project: str
 
     def expand(self, path: str) -> str:
         """Make a path absolute: `~/` is that machine's home."""
@@ -103,19 +110,15 @@ def quote(command: Sequence[str]) -> str:
     Inside single quotes these shells differ in backslashes and newlines only: such text goes through printf's octal.
     By `exec` the command takes the shell's place, and leads its process group: fish and dash would fork.
     """
-    line = " ".join(["exec", *map(_quoted, command)])
+    words = ["exec"]
+    for word in command:
+        inner = word.replace("'", """'"'"'""")  # without a backslash, also where zsh or fish would expand the word
+        words.append(word if PLAIN.fullmatch(word) else f"'{inner}'")
+    line = " ".join(words)
     if not re.search(r"[\\\n\r!]", line):
         return line
     octal = "".join(f"\\{byte:03o}" for byte in os.fsencode(line))
     return f"""exec /bin/sh -c 'eval "$(printf "{octal}")"'"""
-
-
-def _quoted(argument: str) -> str:
-    """Without a backslash, unlike shlex.quote also where zsh or fish would expand the word."""
-    if PLAIN.fullmatch(argument):
-        return argument
-    inner = argument.replace("'", """'"'"'""")
-    return f"'{inner}'"
 
 
 def raise_unless_ok(name: str, command: Sequence[str], result: Completed) -> None:
@@ -124,30 +127,51 @@ def raise_unless_ok(name: str, command: Sequence[str], result: Completed) -> Non
         raise HostError(name, f"`{command[0]}` ended with status {result.returncode}: {said}")
 
 
+def on_each(machines: Sequence[M], work: Callable[[M], T]) -> list[T]:
+    """Do `work` for all machines at once, results in their order; then raise one HostError for all that failed."""
+    with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
+        futures = [pool.submit(work, machine) for machine in machines]
+    errors = [error for future in futures if (error := future.exception())]
+    for error in errors:
+        if len(errors) == 1 or not isinstance(error, HostError):
+            raise error
+    if of_hosts := [error for error in errors if isinstance(error, HostError)]:
+        raise HostError(", ".join(error.host for error in of_hosts), "failed:\n" + "\n".join(map(str, of_hosts)))
+    return [future.result() for future in futures]
+
+
 class LocalProcess:
     def __init__(self, command: Sequence[str], *, name: str, env: Mapping[str, str] | None, cwd: str | None):
         self.name = name
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        env = {**os.environ, **(env or {})}
         try:
-            self._process = subprocess.Popen(list(command), **pipes, env=env, cwd=cwd, start_new_session=True)
+            self._process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                cwd=cwd,
+                start_new_session=True,
+            )
         except OSError as error:
             raise HostError(name, f"cannot start {command[0]}: {error.strerror}") from error
+        assert self._process.stdin and self._process.stdout
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
         self.pid, self._killed = self._process.pid, False
 
     def write(self, data: bytes) -> None:
         try:
-            self._process.stdin.write(data)
-            self._process.stdin.flush()
+            self._stdin.write(data)
+            self._stdin.flush()
         except (OSError, ValueError) as error:
             raise HostError(self.name, "the process is gone") from error
 
     def close_stdin(self) -> None:
         with contextlib.suppress(OSError):
-            self._process.stdin.close()
+            self._stdin.close()
 
     def lines(self) -> Iterator[str]:
-        for line in self._process.stdout:
+        for line in self._stdout:
             yield line.decode("utf-8", "replace").rstrip("\r\n")
 
     def poll(self) -> int | None:
@@ -176,6 +200,8 @@ class LocalProcess:
 
 
 class LocalMachine:
+    python, project = sys.executable, str(Path(__file__).resolve().parents[2])
+
     def __init__(self, name: str | None = None):
         self.name = name or socket.gethostname()
 

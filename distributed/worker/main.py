@@ -19,10 +19,9 @@ from pathlib import Path
 
 from distributed.control.channel import ControlChannel
 from distributed.control.messages import send_event
-from distributed.hosts.agent.folders import hold
-from distributed.hosts.backups import MADE_ANEW, exclude_from_backups
-from distributed.hosts.code import PACKAGES
-from distributed.hosts.keep_awake import keep_awake
+from distributed.hosts.agent.files import hold
+from distributed.hosts.keep_awake import MADE_ANEW, exclude_from_backups, keep_awake
+from distributed.hosts.paths import PACKAGES
 from distributed.plan.run_spec import CHECKPOINTS, RunSpec
 from exogym.errors import ExogymError
 from whisper_tuner.errors import ExitStatus, TunerError

@@ -16,16 +16,16 @@ from typer import Argument, Option
 from distributed.checkup.facts import Report
 from distributed.checkup.folders import shared_folders
 from distributed.checkup.preflight import preflight
-from distributed.hosts.each import on_each
 from distributed.hosts.environment import setup
-from distributed.hosts.holdings import AUDIO, KINDS, holdings
 from distributed.hosts.keep_awake import awake
+from distributed.hosts.sync import AUDIO, KINDS, holdings
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import resolve
 from distributed.plan.prepare import prepare_run
 from distributed.plan.rendezvous import check_is_this_machine
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, Hosts
+from distributed.ssh.machine import on_each
 from exogym.config import nearest
 from multimac.view.preflight_view import show
 from multimac.view.progress import working

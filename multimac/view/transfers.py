@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import Console
 from rich.progress import TaskID
 
-from distributed.hosts.code import PRUNED, SyncItem
 from distributed.hosts.keep_awake import hosts_awake
+from distributed.hosts.paths import PRUNED, SyncItem
 from distributed.hosts.sync import Progress, sync
 from distributed.ssh.connection import Remote
 from whisper_tuner.text import size

@@ -20,13 +20,13 @@ from rich.table import Table
 from distributed.checkup.facts import Report, unique
 from distributed.checkup.preflight import preflight
 from distributed.checkup.speed import Speed, measure, remember, step_of_all
-from distributed.hosts.each import on_each
 from distributed.hosts.interfaces import route_to
 from distributed.plan.automatic import FEWEST_ROUNDS, Conditions, Measured, chosen
 from distributed.plan.hosts_file import HOSTS_FILE, load_hosts
 from distributed.plan.rendezvous import check_is_this_machine
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, Hosts
+from distributed.ssh.machine import on_each
 from multimac.commands.hosts import hosts_setup
 from multimac.view.preflight_view import show
 from multimac.view.progress import working

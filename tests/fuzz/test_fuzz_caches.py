@@ -18,7 +18,7 @@ from hypothesis import example
 from hypothesis import strategies as st
 
 from distributed.hosts.agent import files as host_files
-from distributed.hosts.code import SyncItem
+from distributed.hosts.paths import SyncItem
 from distributed.hosts.sync import hashed_files
 from whisper_tuner.data.audio_check import FACT
 from whisper_tuner.data.segments import Segments, hash_of

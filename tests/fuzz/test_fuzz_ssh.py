@@ -17,11 +17,8 @@ from damage import damaged
 from fuzzing import fuzz, outcome
 from hypothesis import example
 
-from distributed.ssh import known_hosts
-from distributed.ssh import settings as ssh_settings
-from distributed.ssh.authentication import usable_keys
-from distributed.ssh.host import Host
-from distributed.ssh.known_hosts import Verdict
+from distributed.ssh.authentication import Verdict, known_keys, usable_keys, verdict_on
+from distributed.ssh.host import Host, resolve
 from distributed.ssh.process import RemoteProcess
 
 KEY = b"AAAAC3NzaC1lZDI1NTE5AAAAIJjGTaYOg3pbwRtmRnkFLHQvjIjlRjSIFdCNQS4kSuVP"
@@ -64,15 +61,15 @@ def test_known_hosts(folder: Path, data: bytes):
     whole = set(data.splitlines()) & set(KNOWN.splitlines())
     key = base64.b64decode(KEY)
     for name in ("mini.local", "[mini.local]:2222", "10.0.0.9"):
-        known = outcome(known_hosts.look_up, name, [folder / "known_hosts"])
-        assert known_hosts.check(known, b"another key") is not Verdict.KNOWN
+        known = outcome(known_keys, name, [folder / "known_hosts"])
+        assert verdict_on(b"another key", known) is not Verdict.KNOWN
         lines = [number for number, names in enumerate(NAMES, 1) if name in names]
         named = any(KNOWN.splitlines()[number] in whole for number in lines)
         if KNOWN.splitlines()[4] in whole:
-            assert known_hosts.check(known, key) is Verdict.REVOKED
+            assert verdict_on(key, known) is Verdict.REVOKED
         elif named:
-            assert known_hosts.check(known, key) in (Verdict.KNOWN, Verdict.REVOKED)
-            assert known_hosts.check(known, b"another key") is Verdict.CHANGED
+            assert verdict_on(key, known) in (Verdict.KNOWN, Verdict.REVOKED)
+            assert verdict_on(b"another key", known) is Verdict.CHANGED
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +92,7 @@ def said(folder: Path):
 def test_the_settings_of_ssh(said: Path, data: bytes):
     said.write_bytes(data)
     """Each setting is a word that ssh said."""
-    settings = outcome(ssh_settings.resolve, Host(address="mini"), names="mini: ")
+    settings = outcome(resolve, Host(address="mini"), names="mini: ")
     if settings is None:
         assert data != SETTINGS
         return

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from lab import faults
+from lab.keys import PRIVATE
 from test_lost_hosts import started
 from waiting import wait_until
 from watched import Watched
-
-from lab import faults
-from lab.keys import PRIVATE
 
 pytestmark = pytest.mark.lab
 ELSEWHERE = "10.77.0.77"

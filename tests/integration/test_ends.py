@@ -10,9 +10,8 @@ import signal
 import time
 
 import pytest
-from waiting import wait_until
-
 from lab import faults
+from waiting import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 TEXT = """

@@ -14,9 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
-
 from lab import faults
+from waiting import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 PROJECT = Path(__file__).parents[2]

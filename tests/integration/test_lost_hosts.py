@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from lab import faults
 from waiting import wait_until
 from watched import Watched
 
 from exogym import Checkpoints, digest
-from lab import faults
 from whisper_tuner.export.final import load_model
 
 pytestmark = pytest.mark.lab

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from lab.network import in_namespace
 from lab.wireguard import address, interface, private_network
 

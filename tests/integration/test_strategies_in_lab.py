@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from lab import faults
 from saved_model import saved_digest
 from watched import Watched
 
 from distributed.run_dir.summary import read_run
 from exogym.strategy import STRATEGIES
-from lab import faults
 
 pytestmark = pytest.mark.lab
 PROJECT = Path(__file__).parents[2]

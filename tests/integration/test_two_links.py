@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
-
 from lab import cable, faults, network
 from lab.keys import ENVIRONMENT, PRIVATE
+from waiting import wait_until
 
 pytestmark = pytest.mark.lab
 PROJECT = Path(__file__).parents[2]

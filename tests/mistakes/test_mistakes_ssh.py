@@ -20,7 +20,7 @@ import pytest
 from loopback_sshd import SshServer, keygen
 from mistake_desk import Desk
 
-from distributed.hosts.code import code_items
+from distributed.hosts.paths import code_items
 
 PYTHON = sys.executable
 CHECK = "hosts check --hosts hosts.json"
@@ -57,10 +57,6 @@ class WebPage(BaseHTTPRequestHandler):
         """Its words on stderr would count as ours."""
 
 
-def port_closed(host: Host) -> None:
-    host.write(ssh_port=1)
-
-
 def no_ssh_there(host: Host) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), WebPage)
     server.daemon_threads = True
@@ -73,41 +69,9 @@ def silent_there(host: Host) -> None:
     host.write(ssh_port=host.desk.silent.getsockname()[1])
 
 
-def name_unknown(host: Host) -> None:
-    host.write(host="no-such-host.invalid")
-
-
-def strange_key(host: Host) -> None:
-    host.write(ssh_key_path=str(keygen(host.desk.folder.parent / "strange")))
-
-
-def no_key(host: Host) -> None:
-    host.write(ssh_key_path=str(host.desk.folder / "id_none"))
-
-
-def locked_key(host: Host) -> None:
-    host.write(ssh_key_path=str(keygen(host.desk.folder.parent / "locked", passphrase="secret")))
-
-
-def unknown_host_key(host: Host) -> None:
-    host.server.known_hosts.write_text("")
-
-
 def changed_host_key(host: Host) -> None:
     kind, blob = keygen(host.desk.folder.parent / "other").with_suffix(".pub").read_text().split()[:2]
     host.server.known_hosts.write_text(f"[127.0.0.1]:{host.server.port} {kind} {blob}\n")
-
-
-def revoked_host_key(host: Host) -> None:
-    host.server.known_hosts.write_text("@revoked " + host.server.known_hosts.read_text())
-
-
-def broken_ssh_config(host: Host) -> None:
-    host.server.configure("NoSuchOption yes")
-
-
-def no_python(host: Host) -> None:
-    host.write(python_env="/no/such/environment")
 
 
 def venv(host: Host) -> Path:
@@ -116,10 +80,6 @@ def venv(host: Host) -> Path:
     subprocess.run([PYTHON, "-m", "venv", "--without-pip", str(folder)], check=True)
     host.write(python_env=str(folder))
     return next(folder.glob("lib/python*/site-packages"))
-
-
-def no_packages(host: Host) -> None:
-    venv(host)
 
 
 def another_version(host: Host) -> None:
@@ -145,18 +105,6 @@ def rival(host: Host) -> None:
     (site / "first.pth").write_text(f"import sys; sys.path.insert(0, {str(site)!r})\n")
 
 
-def shell_with_a_welcome(host: Host) -> None:
-    (host.server.folder / "home" / ".bashrc").write_text("echo Welcome to this host\n")
-
-
-def unwritable_project(host: Host) -> None:
-    host.write(project_path="/dev/null/multimac")
-
-
-def project_is_a_file(host: Host) -> None:
-    host.project.write_text("mine")
-
-
 def foreign_files(host: Host) -> None:
     (host.project / "distributed").mkdir(parents=True)
     (host.project / "distributed" / "fit.py").write_text("print('mine')\n")
@@ -170,10 +118,6 @@ def other_code(host: Host) -> None:
     (host.project / "distributed" / "fit.py").write_text("print('changed')\n")
 
 
-def shards(host: Host) -> None:
-    host.desk.change("config.ini", "max_steps = 2\n", "max_steps = 2\nshards = a b\n")
-
-
 def large(host: Host) -> None:
     """Known by its name: nothing is downloaded."""
     host.desk.change("config.ini", "base_model = model", "base_model = openai/whisper-large-v3")
@@ -182,30 +126,46 @@ def large(host: Host) -> None:
 
 # name: (what is wrong; command; exit status; the message names; the remedy says)
 MISTAKES = {
-    "SSH is off": (port_closed, TRAIN, 5, "127.0.0.1: port 1: Connection refused", ("Remote Login", "openssh-server")),
+    "SSH is off": (
+        lambda host: host.write(ssh_port=1),
+        TRAIN,
+        5,
+        "127.0.0.1: port 1: Connection refused",
+        ("Remote Login", "openssh-server"),
+    ),
     "a web server answers at the port": (no_ssh_there, TRAIN, 5, NO_SSH, ("ssh_port", "Try: ssh -p ")),
-    "a web server answers hosts check": (no_ssh_there, CHECK, 5, NO_SSH, ("ssh_port", "Try: ssh -p ")),
-    "a web server answers hosts setup": (no_ssh_there, "hosts setup --hosts hosts.json", 5, NO_SSH, "ssh_port"),
     "a web server answers hosts sync": (no_ssh_there, "hosts sync both --hosts hosts.json", 5, NO_SSH, "ssh_port"),
     "nothing is said at the port": (silent_there, TRAIN, 5, NO_SSH, ("ssh_port", "Try: ssh -p ")),
-    "the name is not known": (name_unknown, TRAIN, 5, "no-such-host.invalid: the name no-such-host.invalid", "ping"),
-    "the key is not accepted": (strange_key, TRAIN, 5, ("127.0.0.1: no key was accepted", "strange"), "ssh-copy-id"),
+    "the name is not known": (
+        lambda host: host.write(host="no-such-host.invalid"),
+        TRAIN,
+        5,
+        "no-such-host.invalid: the name no-such-host.invalid",
+        "ping",
+    ),
+    "the key is not accepted": (
+        lambda host: host.write(ssh_key_path=str(keygen(host.desk.folder.parent / "strange"))),
+        TRAIN,
+        5,
+        ("127.0.0.1: no key was accepted", "strange"),
+        "ssh-copy-id",
+    ),
     "the key file is not there": (
-        no_key,
+        lambda host: host.write(ssh_key_path=str(host.desk.folder / "id_none")),
         TRAIN,
         5,
         "127.0.0.1: there is no key {desk}/id_none",
         ("ssh_key_path", "ssh-keygen"),
     ),
     "the key has a passphrase, and there is no agent": (
-        locked_key,
+        lambda host: host.write(ssh_key_path=str(keygen(host.desk.folder.parent / "locked", passphrase="secret"))),
         TRAIN,
         5,
         ("127.0.0.1: no key was accepted", "locked", "passphrase"),
         "Run: ssh-add ",
     ),
     "the host key is unknown": (
-        unknown_host_key,
+        lambda host: host.server.known_hosts.write_text(""),
         TRAIN,
         5,
         "127.0.0.1: its key is not known here: ssh-ed25519 SHA256:",
@@ -218,28 +178,52 @@ MISTAKES = {
         ("127.0.0.1: its key has CHANGED", "known_hosts:1"),
         "ssh-keygen -R",
     ),
-    "the host key is revoked": (revoked_host_key, TRAIN, 5, "marked @revoked", "Do not connect"),
-    "~/.ssh/config is broken": (broken_ssh_config, TRAIN, 5, ("127.0.0.1", "nosuchoption"), "Correct ~/.ssh/config"),
-    "no environment": (no_python, TRAIN, 5, "127.0.0.1: there is no usable Python at /no/such/environment", SETUP),
-    "no packages": (no_packages, TRAIN, 5, ("127.0.0.1: packages differ", "accelerate is missing"), SETUP),
+    "the host key is revoked": (
+        lambda host: host.server.known_hosts.write_text("@revoked " + host.server.known_hosts.read_text()),
+        TRAIN,
+        5,
+        "marked @revoked",
+        "Do not connect",
+    ),
+    "~/.ssh/config is broken": (
+        lambda host: host.server.configure("NoSuchOption yes"),
+        TRAIN,
+        5,
+        ("127.0.0.1", "nosuchoption"),
+        "Correct ~/.ssh/config",
+    ),
+    "no environment": (
+        lambda host: host.write(python_env="/no/such/environment"),
+        TRAIN,
+        5,
+        "127.0.0.1: there is no usable Python at /no/such/environment",
+        SETUP,
+    ),
+    "no packages": (lambda host: venv(host), TRAIN, 5, ("127.0.0.1: packages differ", "accelerate is missing"), SETUP),
     "a package of another version": (another_version, TRAIN, 5, ("127.0.0.1", "peft 0.1 (here "), SETUP),
     "Python is too old": (old_python, TRAIN, 5, ("127.0.0.1", "/venv/bin/python: 3.9, needs 3.11 to 3.14"), REMOVE),
     "another package of our name": (rival, TRAIN, 5, "127.0.0.1", "pip uninstall distributed"),
     "its shell prints a welcome": (
-        shell_with_a_welcome,
+        lambda host: (host.server.folder / "home" / ".bashrc").write_text("echo Welcome to this host\n"),
         CHECK,
         5,
         "127.0.0.1: its shell prints text of its own: 'Welcome",
         "[ -t 1 ]",
     ),
     "the project folder cannot be made": (
-        unwritable_project,
+        lambda host: host.write(project_path="/dev/null/multimac"),
         TRAIN,
         5,
         ("127.0.0.1", "/dev/null cannot be used for /dev/null/multimac"),
         "project_path",
     ),
-    "the project folder is a file": (project_is_a_file, TRAIN, 5, ("127.0.0.1", "project"), "project_path"),
+    "the project folder is a file": (
+        lambda host: host.project.write_text("mine"),
+        TRAIN,
+        5,
+        ("127.0.0.1", "project"),
+        "project_path",
+    ),
     "files of somebody else in the project folder": (
         foreign_files,
         TRAIN,
@@ -255,7 +239,13 @@ MISTAKES = {
         "without --no-sync",
     ),
     "memory far too small": (large, TRAIN, 5, ("127.0.0.1", "training needs about"), "method = lora"),
-    "shards of another host": (shards, TRAIN, 3, "shards is for one machine", "Remove shards"),
+    "shards of another host": (
+        lambda host: host.desk.change("config.ini", "max_steps = 2\n", "max_steps = 2\nshards = a b\n"),
+        TRAIN,
+        3,
+        "shards is for one machine",
+        "Remove shards",
+    ),
     "an interface that there is not": (
         lambda host: host.write(interface="nope0"),
         TRAIN,
@@ -263,15 +253,8 @@ MISTAKES = {
         ("127.0.0.1", "nope0 is not an interface"),
         "Its interfaces: ",
     ),
-    "hosts sync to a closed port": (
-        port_closed,
-        "hosts sync both --hosts hosts.json",
-        5,
-        "127.0.0.1: port 1",
-        "Remote Login",
-    ),
     "hosts setup with an unknown host key": (
-        unknown_host_key,
+        lambda host: host.server.known_hosts.write_text(""),
         "hosts setup --hosts hosts.json",
         5,
         "127.0.0.1: its key is not known here",

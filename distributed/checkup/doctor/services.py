@@ -14,7 +14,7 @@ from pathlib import Path
 
 from distributed.checkup.findings import Check, Finding, ok, problem, skipped, warning
 from distributed.checkup.programs import is_macos, output_of
-from distributed.hosts.firewall import FIREWALL, allow_lines, real_python
+from distributed.ssh.local_network import FIREWALL, allow_lines, real_python
 
 from .machine import shortened
 

@@ -25,9 +25,8 @@ import psutil
 
 from distributed.checkup.programs import said_by
 from distributed.control.messages import send_event
-from distributed.hosts.backups import TMUTIL
-from distributed.hosts.firewall import real_python
-from distributed.hosts.keep_awake import CAFFEINATE, HOLD
+from distributed.hosts.keep_awake import CAFFEINATE, HOLD, TMUTIL
+from distributed.ssh.local_network import real_python
 from distributed.worker.main import OPEN_FILES, allow_open_files
 
 from .network import ELSEWHERE

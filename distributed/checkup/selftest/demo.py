@@ -15,8 +15,7 @@ from pathlib import Path
 
 from distributed.checkup.findings import Finding, ok
 from distributed.checkup.folders import shared_folders
-from distributed.hosts.code import PRUNED
-from distributed.hosts.paths import PROJECT
+from distributed.hosts.paths import PROJECT, PRUNED
 from distributed.hosts.sync import sync
 from distributed.launcher.follow import start_launcher
 from distributed.plan.job import resolve

@@ -17,10 +17,9 @@ from distributed.hosts.interfaces import interface_with
 from distributed.hosts.keep_awake import hosts_awake
 from distributed.plan.rendezvous import address_towards, check_is_this_machine
 from distributed.ssh.connection import Remote
-from distributed.ssh.host import Hosts
+from distributed.ssh.host import Hosts, resolve
 from distributed.ssh.local_network import WAYS_OUT
 from distributed.ssh.machine import LocalMachine
-from distributed.ssh.settings import resolve
 
 from .asking import Asked, Asking, Place, told
 from .machine import failed

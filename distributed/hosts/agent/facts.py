@@ -1,18 +1,25 @@
-"""What this host is, what its Python has, and what lies in the project folder; nothing is changed."""
+"""What this host is, what its Python has, and what lies in the project folder; nothing is changed.
+
+What torch can use is asked in a process of its own, which may also form groups of gloo's with other hosts: importing it
+takes seconds, and forming a group may hang. That process is killed with the agent.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.machinery
 import importlib.metadata
+import json
 import os
 import platform
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from distributed.hosts.firewall import real_python
+from distributed.ssh.local_network import real_python
 from whisper_tuner.model.machine_memory import machine_memory
 
 from .files import sha256
@@ -111,3 +118,47 @@ def code(project: str, files: list) -> dict:
         if not same:
             differ.append(name)
     return {"differ": differ}
+
+
+class TorchProcess:
+    child: subprocess.Popen | None = None
+
+    def torch_facts(self, seconds: int, program: str = "") -> dict:
+        """Tell what torch can use. The process ends on an alarm of its own; `program` runs in it afterwards."""
+        self.child = subprocess.Popen(
+            [sys.executable, "-c", LOOK_AT_TORCH + program, str(seconds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"},  # what it says may be read only at its end
+        )
+        facts = self.read()
+        if facts is not None:
+            return facts
+        _, err = self.child.communicate()
+        if self.child.returncode == -signal.SIGALRM:
+            return {"late": True}
+        last = err.decode("utf-8", "replace").strip().splitlines() or [f"status {self.child.returncode}"]
+        return {"failed": last[-1][:300]}
+
+    def ask(self, op: str, **request) -> dict:
+        """Have `program` do one of its operations."""
+        assert self.child and self.child.stdin
+        self.child.stdin.write(json.dumps({"op": op, **request}).encode() + b"\n")
+        self.child.stdin.flush()
+        answer = self.read()
+        if answer is None:
+            raise OSError(None, "the process with torch has ended")
+        return answer
+
+    def read(self) -> dict | None:
+        """Read its next line of JSON, whatever else torch prints; None at its end."""
+        assert self.child and self.child.stdout
+        for line in self.child.stdout:
+            if line.startswith(b"{"):
+                return json.loads(line.decode())
+        return None
+
+    def kill(self) -> None:
+        if self.child:
+            self.child.kill()

@@ -1,9 +1,12 @@
-"""The project folder's files: which ones are missing here, and what has arrived is put at its place.
+"""The project folder: which files are missing here, and what has arrived is put at its place; whose it is, and where.
 
 Parts in transit, and an index of hashes, lie in the folder `.sync` of the project folder. The index also has the names
 that a sync manages: 1 for a file that was sent, 0 for one that was there already. Several senders may be at
 work at once, with the same content too: each has its own parts, named SHA256.PID.part, and takes over what an earlier
 one has left.
+
+A folder works for one master at a time, as each sends files of its own. To see which folders are the same, each host
+makes marks, empty files, and looks for those of the others.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ from pathlib import Path
 
 from whisper_tuner.files import sync, sync_folder, write_atomically
 
-from .folders import PRIVATE, RECORD, claim, hold, other_master
-
+PRIVATE = ".sync"
+RECORD, IN_USE = "master", "in-use"  # in there: id and name, touched when files are sent; a lock
+STARTS_S = 120.0  # from the last file that is sent to the processes that work with it
+MARK = ".multimac-mark-"
 CHECKOUT = "cli_typer.py"  # is only where somebody has cloned the project
 BLOCK = 1 << 18
 WORTH_KEEPING = 1 << 20  # bytes of a part: less than that is soon sent anew
@@ -53,15 +58,16 @@ def check(root: str, files: list, prune: list, master: list) -> dict:
             if current(path, name, size, index) != digest:
                 if keep and path.exists() and name not in index["managed"]:
                     foreign.append(name)
-                missing.append([position, part_size(private, digest, size)])
+                missing.append([position, left_part(private, digest, size)[0]])
             elif not (keep and is_checkout):
                 index["managed"].setdefault(name, 0)
         wanted = {entry[0] for entry in files}
         sent = [name for name, was_sent in index["managed"].items() if was_sent]
-        old = [name for name in sent if name not in wanted and below(name, prune)]
+        places = [folder.rstrip("/") for folder in prune]
+        pruned = [name for name in sent if any(name == place or name.startswith(place + "/") for place in places)]
     return {
         "missing": missing,
-        "stale": [name for name in old if (base / name).exists()],
+        "stale": [name for name in pruned if name not in wanted and (base / name).exists()],
         "foreign": foreign,
         "free": shutil.disk_usage(str(base)).free,
         "taken": "",
@@ -74,7 +80,7 @@ def lacking(root: str, files: list) -> dict:
     private = base / PRIVATE
     index = load_index(private)
     differ = [
-        [position, part_size(private, digest, size)]
+        [position, left_part(private, digest, size)[0]]
         for position, (name, size, digest) in enumerate(files)
         if current(base / name, name, size, index) != digest
     ]
@@ -88,19 +94,23 @@ def commit(root: str, files: list, stale: list, parts: list) -> dict:
     """
     base = Path(root).expanduser()
     private = base / PRIVATE
+    own = f".{os.getpid()}.part"
     make_folder(private)
     hold(base)
-    all(receive(private, digest, offset, size) for digest, offset, size in parts)
-    wanted, damaged = {}, []
+    all(receive(private, private / (digest + own), offset, size) for digest, offset, size in parts)
+    wanted: dict = {}  # by content: the names
+    damaged = []
     for name, size, digest in files:
         wanted.setdefault((digest, size), {})[name] = True  # a name may come twice
     with open_index(private) as index:
         for (digest, size), names in wanted.items():
-            part, lacking = own_part(private, digest), []
+            part, lacking = private / (digest + own), []
             if is_whole(part, digest, size):
                 for count, name in enumerate(names, 1):
                     place(part, base / name, last=count == len(names))
-                    remember(base / name, name, digest, index)
+                    stat = (base / name).stat()
+                    index["hashes"][name] = [stat.st_size, stat.st_mtime_ns, digest]
+                    index["managed"][name] = 1
             else:  # another sender may have brought it
                 lacking = [name for name in names if current(base / name, name, size, index) != digest]
             damaged += lacking
@@ -118,14 +128,11 @@ def commit(root: str, files: list, stale: list, parts: list) -> dict:
     return {"damaged": damaged}
 
 
-def own_part(private: Path, digest: str) -> Path:
-    return private / f"{digest}.{os.getpid()}.part"
-
-
-def receive(private: Path, digest: str, offset: int, size: int) -> bool:
+def receive(private: Path, part: Path, offset: int, size: int) -> bool:
     """Write what comes from `offset` on; False if the link was cut before its end."""
-    part = own_part(private, digest)
-    if offset and (earlier := left_part(private, digest)):
+    digest = part.name.split(".")[0]
+    _, earlier = left_part(private, digest, offset + size)
+    if offset and earlier:
         with contextlib.suppress(FileNotFoundError):  # somebody else took it: then this part comes to be damaged
             earlier.replace(part)
     part.touch(mode=0o600)
@@ -203,28 +210,17 @@ def current(path: Path, name: str, size: int, index: dict) -> str | None:
     return digest
 
 
-def remember(path: Path, name: str, digest: str, index: dict) -> None:
-    stat = path.stat()
-    index["hashes"][name] = [stat.st_size, stat.st_mtime_ns, digest]
-    index["managed"][name] = 1
+def left_part(private: Path, digest: str, size: int) -> tuple:
+    """Find what an earlier sender has left, the largest if there are several: its bytes, and itself; (0, None) if none.
 
-
-def part_size(private: Path, digest: str, size: int) -> int:
-    part = left_part(private, digest)
-    with contextlib.suppress(FileNotFoundError):
-        if part and part.stat().st_size <= size:
-            return part.stat().st_size
-    return 0
-
-
-def left_part(private: Path, digest: str) -> Path | None:
-    """Find what an earlier sender has left, the largest if there are several; nothing of one that is still at work."""
-    found = {}
+    What is larger than the file is none, and nothing of a sender that is still at work.
+    """
+    found: list = [(0, None)]
     for part in private.glob(digest + "*.part"):
         with contextlib.suppress(FileNotFoundError):
-            if not is_alive(part.name.split(".")[1]):
-                found[part] = part.stat().st_size
-    return max(found, key=lambda part: found[part], default=None)
+            if not is_alive(part.name.split(".")[1]) and part.stat().st_size <= size:
+                found.append((part.stat().st_size, part))
+    return max(found, key=lambda each: each[0])
 
 
 def is_alive(pid: str) -> bool:
@@ -246,10 +242,6 @@ def drop_parts(private: Path, pattern: str, seconds: float) -> None:
         with contextlib.suppress(FileNotFoundError):
             if not is_alive(part.name.split(".")[1]) and time.time() - part.stat().st_mtime > seconds:
                 part.unlink()
-
-
-def below(name: str, folders: list) -> bool:
-    return any(name == folder or name.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
 @contextlib.contextmanager
@@ -285,3 +277,76 @@ def sha256(path: Path) -> str:
         for block in iter(lambda: stream.read(1 << 20), b""):
             digest.update(block)
     return digest.hexdigest()
+
+
+def other_master(private: Path, master: list) -> tuple:
+    """Tell the name of another one than `master`, [id, name], whose files these are, and whether it works here now."""
+    record = private / RECORD
+    with contextlib.suppress(OSError, ValueError):
+        number, name = record.read_text(encoding="utf-8").split("\n")
+        if number != master[0]:
+            return name, abs(time.time() - record.stat().st_mtime) < STARTS_S or in_use(private)
+    return "", False
+
+
+def in_use(private: Path) -> bool:
+    with contextlib.suppress(OSError), (private / IN_USE).open("r+") as lock:  # NFS locks no file opened for reading
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def claim(private: Path, master: list) -> None:
+    with contextlib.suppress(OSError):  # a host that needs nothing may have a full disk
+        (private / RECORD).write_text("\n".join(master), encoding="utf-8")
+
+
+def hold(project: Path) -> None:
+    """Show other masters, until this process ends, that it works in the folder; only where a sync has been."""
+    with contextlib.suppress(OSError):
+        lock = os.open(str(project / PRIVATE / IN_USE), os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+
+
+class Folders:
+    """The marks that this host has made. They go when the agent ends."""
+
+    def __init__(self) -> None:
+        self._marks: list = []
+
+    def mark(self, folders: list, master: list) -> dict:
+        """Mark each folder, or the nearest one above that exists.
+
+        Answers with `marks` ([its name, names that lead from it to the folder]), and another master of the first folder
+        (`master`), which works in it now (`busy`).
+        """
+        marks = []
+        for folder in map(resolved, folders):
+            there = next(path for path in (folder, *folder.parents) if os.path.isdir(str(path)))  # noqa: PTH112 - Path.is_dir raises for what may not be looked into
+            path = there / f"{MARK}{os.urandom(8).hex()}"
+            self._marks.append(path)
+            with contextlib.suppress(OSError):  # who cannot write there replaces and removes nothing
+                path.touch(mode=0o600)
+            marks.append([path.name, list(folder.parts[len(there.parts) :])])
+        other, busy = other_master(resolved(folders[0]) / PRIVATE, master)
+        return {"marks": marks, "master": other, "busy": busy}
+
+    def seen(self, folders: list, marks: list) -> dict:
+        """Tell which marks are in a folder or above it, each with the names that lead from it to the folder."""
+        found = []
+        for folder in map(resolved, folders):
+            for place in (folder, *folder.parents):
+                names = list(folder.parts[len(place.parts) :])
+                found += [[mark, names] for mark in marks if os.path.lexists(str(place / mark))]
+        return {"seen": found}
+
+    def remove_marks(self) -> None:
+        for path in self._marks:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def resolved(folder: str) -> Path:
+    return Path(folder).expanduser().resolve()

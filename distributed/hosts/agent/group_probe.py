@@ -15,9 +15,12 @@ from exogym.comm.relayed_store import RelayedStore
 
 SILENT = "no answer"
 SHOWN = 200
-kept = []  # groups that nobody may drop: that could block
-news = queue.SimpleQueue()  # of the threads: (peer, key and value that it is to be told), (peer, "", what failed)
-begun, ended = {}, {}  # by peer: a queue of what it has told; what failed, or ""
+kept: list = []  # groups that nobody may drop: that could block
+news: queue.SimpleQueue = (
+    queue.SimpleQueue()
+)  # of the threads: (peer, key and value that it is to be told), (peer, "", what failed)
+begun: dict = {}  # by peer: a queue of what it has told
+ended: dict = {}  # by peer: what failed, or ""
 
 
 def serve():
@@ -88,14 +91,10 @@ def form(me, peer, address, seconds):
     except queue.Empty:
         failed = "the other one did not come"
     except Exception as error:
-        failed = brief(error)
+        # gloo names a file of its own first: `[/some/where.cc:123] what failed`.
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        failed = (first.rpartition(".cc:")[2].partition("] ")[2] or first)[:SHOWN]
     news.put((peer, "", failed))
-
-
-def brief(error):
-    """Leave out the file of its own that gloo names first: `[/some/where.cc:123] what failed`."""
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return first.rpartition(".cc:")[2].partition("] ")[2][:SHOWN] or first[:SHOWN]
 
 
 if __name__ == "__main__":

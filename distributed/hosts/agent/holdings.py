@@ -8,8 +8,7 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from .files import CHECKOUT, load_index, open_index
-from .folders import PRIVATE, in_use
+from .files import CHECKOUT, PRIVATE, in_use, load_index, open_index
 
 SHOWN = 5
 
@@ -20,16 +19,22 @@ def holdings(root: str, kinds: list, environments: list, made_by: str, unwanted:
     kinds: [name, patterns of names below `root`]; an environment is known by its prompt `made_by`, and code by the
     record of what was sent.
     """
-    base = Path(root).resolve()
+    folder, base = Path(root), Path(root).resolve()
     is_checkout, work = (base / CHECKOUT).exists(), work_in(base)
     ours = find(base, kinds, environments, made_by)
     held = [{"kind": kind, "path": os.path.commonpath(of), **measured(of)} for kind, of in ours.items() if of]
     others = sorted(str(path.relative_to(base)) for path in files_below(base, set().union(*ours.values())))
-    if not is_checkout and not work:
+    if unwanted and not is_checkout and not work:
         for path in [path for kind in unwanted for path in ours[kind]]:
             remove(path, base)
-        if unwanted:
-            remove_empty(Path(root))
+        if (folder / PRIVATE).exists():
+            with open_index(folder / PRIVATE) as index:  # names of what is gone: those of recordings may say much
+                for known in index.values():
+                    for name in [name for name in known if not (folder / name).exists()]:
+                        del known[name]
+        for empty in (folder / "runs", folder):  # the end of a run leaves `runs` empty
+            with contextlib.suppress(OSError):  # it is not empty, or a link
+                empty.rmdir()
     return {"checkout": is_checkout, "in_use": work, "held": held, "others": len(others), "named": others[:SHOWN]}
 
 
@@ -43,7 +48,8 @@ def find(base: Path, kinds: list, environments: list, made_by: str) -> dict:
         "environment": [folder for folder in folders if has_prompt(folder, made_by)],
         "code": [*filter(Path.is_file, sent), *(path for path in compiled if path.is_dir() and not path.is_symlink())],
     }
-    ours, taken = {}, set()
+    ours: dict = {}
+    taken: set = set()
     for kind, patterns in kinds:
         found = [path for pattern in patterns for path in sorted(base.glob(pattern)) if lies_in(base, path)]
         found = [path for path in found if not path.with_name("run.json").exists()] + marked.get(kind, [])
@@ -96,16 +102,4 @@ def remove(path: Path, base: Path) -> None:
     path.unlink(missing_ok=True)
     for folder in [folder for folder in path.parents if base in folder.parents]:
         with contextlib.suppress(OSError):
-            folder.rmdir()
-
-
-def remove_empty(root: Path) -> None:
-    """Remove empty folders, and from the record the names of what is gone: those of recordings may say much."""
-    if (root / PRIVATE).exists():
-        with open_index(root / PRIVATE) as index:
-            for known in index.values():
-                for name in [name for name in known if not (root / name).exists()]:
-                    del known[name]
-    for folder in (root / "runs", root):  # the end of a run leaves `runs` empty
-        with contextlib.suppress(OSError):  # it is not empty, or a link
             folder.rmdir()

@@ -6,13 +6,12 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from distributed.hosts.interfaces import other_networks, route_to
 from distributed.ssh.local_network import DENIED, is_denied
 from whisper_tuner.errors import HostError
-
-from .session import say
 
 PINGS = 8
 DATAGRAMS = 3
@@ -21,12 +20,13 @@ SEND_BUFFER = 1 << 19
 
 
 class Links:
-    """A TCP port and a UDP port on each address that is tried; `token` is what all hosts of one preflight share."""
+    """A TCP port and a UDP port on each address that is tried. tell: is told how much a burst has brought here."""
 
-    def __init__(self):
-        self.token = b""
-        self.sources = set()  # of datagrams that arrived
-        self.datagrams = None
+    def __init__(self, tell: Callable):
+        self.tell = tell
+        self.token = b""  # what all hosts of one preflight share
+        self.sources: set = set()  # of datagrams that arrived
+        self.datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 
     def open(self, peer: str, interface: str, token: str) -> dict:
         """Listen on the address that training would use, the one towards `peer` or of the interface the user named.
@@ -58,7 +58,7 @@ class Links:
             threading.Thread(target=self.greet, args=(connection,), daemon=True).start()
 
     def greet(self, connection) -> None:
-        """Answer a connection of another host; without the token it is closed at once."""
+        """Answer a connection of another host: its pings, or one burst. Without the token it is closed at once."""
         with connection, connection.makefile("rb") as stream, contextlib.suppress(OSError, ValueError):
             connection.settimeout(5)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -67,21 +67,17 @@ class Links:
             kind, source = stream.read(1), int(stream.read(4))
             connection.sendall(b"K")
             if kind == b"b":
-                self.count_burst(stream, source, connection.getsockname()[1])
+                port, count, first, last = connection.getsockname()[1], 0, 0.0, 0.0
+                buffer = bytearray(1 << 18)
+                with contextlib.suppress(OSError):
+                    while size := stream.readinto1(buffer):
+                        last = time.monotonic()
+                        count += size if first else 0  # what came first marks the beginning
+                        first = first or last
+                self.tell(source=source, port=port, bytes=count, seconds=last - first)
             else:
                 while stream.read(1):
                     connection.sendall(b"p")
-
-    def count_burst(self, stream, source: int, port: int) -> None:
-        """Count what arrives, and say so in an event once it is over."""
-        count, first, last = 0, 0.0, 0.0
-        buffer = bytearray(1 << 18)
-        with contextlib.suppress(OSError):
-            while size := stream.readinto1(buffer):
-                last = time.monotonic()
-                count += size if first else 0  # what came first marks the beginning
-                first = first or last
-        say(event="burst", source=source, port=port, bytes=count, seconds=last - first)
 
     def receive(self) -> None:
         while True:
@@ -95,7 +91,10 @@ class Links:
     def connect(self, me: int, peers: list, timeout: float) -> dict:
         """Try all peers [number, address, port, datagram port] at once: latency in seconds, or why not."""
         pool = ThreadPoolExecutor(max(1, len(peers)))
-        futures = [(peer[0], pool.submit(self.ping, me, *peer[1:], timeout)) for peer in peers]
+        futures = [
+            (number, pool.submit(self.ping, me, address, port, datagram_port, timeout))
+            for number, address, port, datagram_port in peers
+        ]
         done, _ = wait([future for _, future in futures], timeout + 1)
         late = {"failed": "timeout", "errno": None}
         return {"links": [[number, future.result() if future in done else late] for number, future in futures]}
@@ -106,7 +105,14 @@ class Links:
                 self.datagrams.sendto(self.token + b"%d" % me, (address, datagram_port))
         try:
             with self.reach(me, b"p", address, port, timeout) as connection:
-                return {"latency": min(round_trip(connection) for _ in range(PINGS))}
+                trips = []
+                for _ in range(PINGS):
+                    begin = time.monotonic()
+                    connection.sendall(b"p")
+                    if connection.recv(1) != b"p":
+                        raise OSError(None, "broken")
+                    trips.append(time.monotonic() - begin)
+                return {"latency": min(trips)}
         except TimeoutError:
             return {"failed": "timeout", "errno": None}
         except ConnectionRefusedError as error:
@@ -138,11 +144,3 @@ class Links:
             while sent < limit and time.monotonic() < end:
                 sent += connection.send(BLOCK)
         return {"sent": sent}
-
-
-def round_trip(connection) -> float:
-    begin = time.monotonic()
-    connection.sendall(b"p")
-    if connection.recv(1) != b"p":
-        raise OSError(None, "broken")
-    return time.monotonic() - begin

@@ -21,9 +21,8 @@ from distributed.checkup.look import Look
 from distributed.checkup.preflight import preflight
 from distributed.checkup.session import Session
 from distributed.hosts import sync as sync_module
-from distributed.hosts.agent import folders as agent_folders
-from distributed.hosts.code import SyncItem
-from distributed.hosts.paths import PROJECT
+from distributed.hosts.agent import files as agent_folders
+from distributed.hosts.paths import PROJECT, SyncItem
 from distributed.hosts.sync import sync
 from distributed.plan.hosts_file import load_hosts
 from distributed.ssh.connection import Remote
@@ -218,7 +217,7 @@ def test_a_worker_holds_its_folder_until_it_ends(tmp_path):
     private.mkdir()
     agent_folders.claim(private, ["id", "mac-1"])
     os.utime(private / "master", (0, 0))
-    program = "import pathlib; from distributed.hosts.agent.folders import hold; hold(pathlib.Path()); print(); input()"
+    program = "import pathlib; from distributed.hosts.agent.files import hold; hold(pathlib.Path()); print(); input()"
     environment = os.environ | {"PYTHONPATH": str(PROJECT)}
     command = [sys.executable, "-c", program]
     worker = subprocess.Popen(

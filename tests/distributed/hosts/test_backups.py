@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from distributed.hosts import backups
+from distributed.hosts import keep_awake as backups
 from distributed.plan.run_spec import CHECKPOINTS
 from distributed.worker import main
 
@@ -35,13 +35,12 @@ def test_what_can_be_made_anew_is_left_out_of_backups_and_the_model_is_not(tmp_p
     assert main.spare_backups(Path("runs/b")) == ""  # once is enough
 
 
-def test_the_folder_behind_a_link_is_the_users_own(tmp_path, excluded):
+def test_the_folder_behind_a_link_is_the_users_own_and_other_systems_have_no_such_program(
+    tmp_path, excluded, monkeypatch
+):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / ".venv").symlink_to("elsewhere")
-    assert backups.existing([tmp_path / ".venv", tmp_path / "none"]) == []
-
-
-def test_other_systems_have_no_such_program(tmp_path, excluded, monkeypatch):
-    monkeypatch.setattr("platform.system", lambda: "Linux")
     monkeypatch.setattr("subprocess.Popen", pytest.fail)
-    backups.exclude_from_backups(tmp_path)
+    assert backups.exclude_from_backups(tmp_path / ".venv", tmp_path / "none") == ""
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    assert backups.exclude_from_backups(tmp_path) == ""

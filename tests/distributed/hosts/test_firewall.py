@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed.hosts.firewall import real_python
+from distributed.ssh.local_network import real_python
 
 
 @pytest.fixture

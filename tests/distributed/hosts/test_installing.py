@@ -7,12 +7,11 @@ import time
 import zipfile
 
 import pytest
-from loopback_sshd import SshServer
 from rich.console import Console
 
-from distributed.hosts import installing
-from distributed.hosts.installing import BLOCK, Taken, shown, unpacked
-from distributed.ssh.connection import Remote
+from distributed.hosts import environment
+from distributed.hosts.environment import shown
+from distributed.hosts.wheelhouse import BLOCK, unpacked
 from multimac.view import progress as bars
 from multimac.view.transfers import transfers
 from whisper_tuner.errors import HostError
@@ -26,21 +25,8 @@ def test_how_much_wheels_take_on_a_disk(tmp_path):
     assert unpacked(tmp_path.iterdir(), ["one-two", "none"]) == 2 * BLOCK
 
 
-def test_what_a_folder_there_has_grown_by(ssh_server: SshServer, tmp_path):
-    folder = tmp_path / "a folder's"
-    folder.mkdir()
-    with Remote.connect(ssh_server.host) as remote:
-        taken = Taken(remote, str(folder))
-        assert taken() == 0
-        (folder / "file").write_bytes(b"x" * 1_000_000)
-        assert 1_000_000 <= taken() < 1_100_000
-        (folder / "file").unlink()
-        folder.rmdir()
-        assert taken() == 0  # as where pip removes a package just then
-
-
 def test_it_is_told_until_the_end(monkeypatch):
-    monkeypatch.setattr(installing, "EVERY_S", 0.01)
+    monkeypatch.setattr(environment, "EVERY_S", 0.01)
     sizes, told = iter([0, 40, 120]), []
 
     def taken() -> int:

@@ -20,8 +20,7 @@ from waiting import wait_until
 from distributed.control.messages import send_event, split_line
 from distributed.control.timeouts import Timeouts
 from distributed.hosts import sync as sync_module
-from distributed.hosts.code import SyncItem
-from distributed.hosts.paths import PROJECT
+from distributed.hosts.paths import PROJECT, SyncItem
 from distributed.launcher import host_spawner
 from distributed.launcher.host_spawner import HostSpawner
 from distributed.launcher.spawner import LocalSpawner

@@ -35,14 +35,6 @@ def test_changed_key_is_refused(ssh_server):
     assert f"{ssh_server.known_hosts}:1" in str(caught.value)
 
 
-def test_revoked_key_is_refused(ssh_server):
-    kind, blob = ssh_server.host_key
-    with ssh_server.known_hosts.open("a") as file:
-        file.write(f"@revoked * {kind} {blob}\n")
-    with pytest.raises(HostKeyError, match="@revoked"):
-        Remote.connect(ssh_server.host)
-
-
 def test_certificate_authority_lines_are_named(ssh_server):
     kind, blob = ssh_server.host_key
     ssh_server.known_hosts.write_text(f"@cert-authority * {kind} {blob}\n")

@@ -160,8 +160,9 @@ def test_unknown_name_and_silent_port(ssh_server):
     for address in ("10.0.0..2", "x" * 300):
         with pytest.raises(HostError, match="is not known"):
             Remote.connect(replace(ssh_server.host, address=address))
-    with ssh_socket() as port, pytest.raises(HostError, match="answers, but not as an SSH server"):
-        Remote.connect(replace(ssh_server.host, port=port), timeout=1)
+    answers = pytest.raises(HostError, match="answers, but not as an SSH server")
+    with socket.create_server(("127.0.0.1", 0)) as silent, answers:
+        Remote.connect(replace(ssh_server.host, port=silent.getsockname()[1]), timeout=1)
 
 
 def test_a_host_that_is_not_there_is_given_up_after_the_connect_timeout(ssh_server):
@@ -175,17 +176,6 @@ def test_a_host_that_is_not_there_is_given_up_after_the_connect_timeout(ssh_serv
             Remote.connect(replace(ssh_server.host, port=full.getsockname()[1]), timeout=60, connect_timeout=0.5)
         assert time.monotonic() - begun < 30
     assert "Is it awake" in str(caught.value)
-
-
-def ssh_socket():
-    """A port that accepts and then says nothing."""
-
-    @contextlib.contextmanager
-    def opened():
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            yield listener.getsockname()[1]
-
-    return opened()
 
 
 def test_lost_connection_ends_everything_with_an_error(ssh_server):
@@ -202,8 +192,6 @@ def test_lost_connection_ends_everything_with_an_error(ssh_server):
 
 
 def kill_sessions(server: SshServer) -> None:
-    import psutil
-
     for child in psutil.Process(server.process.pid).children(recursive=True):
         if "sshd" in child.name():
             child.send_signal(signal.SIGKILL)

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from distributed.ssh import dial as dialing
-from distributed.ssh.connection import Remote
-from distributed.ssh.dial import dial
+from distributed.ssh import connection as dialing
+from distributed.ssh.connection import Remote, dial
 from whisper_tuner.errors import HostError
 
 LINK_LOCAL = "fe80::1c2b:3a4d:5e6f:7081%en0"

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed.ssh import known_hosts
-from distributed.ssh.known_hosts import Verdict, lookup_name
+from distributed.ssh.authentication import Verdict, known_keys, verdict_on
 from whisper_tuner.errors import MissingProgram
 
 KEY, OTHER = (b"\0\0\0\x0bssh-ed25519\0\0\0\x20" + letter * 32 for letter in (b"A", b"B"))
@@ -18,7 +17,7 @@ def line(names: str, blob: bytes = KEY, marker: str = "") -> str:
 def verdict(tmp_path: Path, name: str, *lines: str) -> Verdict:
     file = tmp_path / "known_hosts"
     file.write_text("\n".join(lines) + "\n")
-    return known_hosts.check(known_hosts.look_up(name, [file]), KEY)
+    return verdict_on(KEY, known_keys(name, [file]))
 
 
 @pytest.mark.parametrize(
@@ -55,25 +54,20 @@ def test_names_hashed_by_ssh_keygen(tmp_path, name):
     file.write_text(f"{name} {kind} {blob}\n")
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", file], check=True, capture_output=True)
     assert name not in file.read_text()
-    [entry] = known_hosts.look_up(name, [file])
+    [entry] = known_keys(name, [file])
     assert (entry.kind, entry.blob, entry.place) == (kind, base64.b64decode(blob), f"{file}:1")
-    assert known_hosts.look_up("other", [file]) == []
+    assert known_keys("other", [file]) == []
 
 
 def test_authorities_are_reported_and_missing_files_are_empty(tmp_path):
     file = tmp_path / "known_hosts"
     file.write_text(line("x") + "\n" + line("*.local", marker="@cert-authority") + "\n")
-    [authority] = known_hosts.look_up("mac.local", [file, tmp_path / "none", tmp_path])
+    [authority] = known_keys("mac.local", [file, tmp_path / "none", tmp_path])
     assert (authority.mark, authority.place) == ("CA", f"{file}:2")
-    assert known_hosts.check([authority], KEY) is Verdict.UNKNOWN
+    assert verdict_on(KEY, [authority]) is Verdict.UNKNOWN
 
 
 def test_without_ssh_keygen_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingProgram, match="ssh-keygen is not installed"):
-        known_hosts.look_up("mac", [tmp_path / "known_hosts"])
-
-
-def test_lookup_name():
-    assert lookup_name("mac", 22) == "mac"
-    assert lookup_name("mac", 2222) == "[mac]:2222"
+        known_keys("mac", [tmp_path / "known_hosts"])

@@ -81,8 +81,7 @@ def test_ssh_tells_the_denial_and_the_ways_out(ssh_server, mac):
 
 def test_the_agent_tells_it_of_each_connection(mac):
     mac(0)
-    links = Links()
-    links.datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    links = Links(print)
     assert links.ping(0, "192.0.2.30", 4321, 4321, 1.0) == {"failed": DENIED, "errno": 65}
     mac(1)
     assert links.ping(0, "192.0.2.30", 4321, 4321, 1.0) == {"failed": "No route to host", "errno": 65}

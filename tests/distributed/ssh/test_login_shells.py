@@ -34,15 +34,14 @@ def remote(request, ssh_server, tmp_path, tools):
         yield remote
 
 
-def test_words_input_and_status_arrive(remote):
+def test_our_lines_mean_the_same(remote, tmp_path):
+    """Words, input and status arrive; a group is killed with all that it has started; the agent answers."""
     assert remote.run(["printf", "[%s]", *NASTY]).stdout == "".join(f"[{word}]" for word in NASTY)
     assert remote.run(["printf", "[%s]", *NASTY, "!!", "\\n", "new\nline"]).stdout.endswith("[!!][\\n][new\nline]")
     assert remote.run(["cat"], input=[b"in", b"put"]).stdout == "input"
     assert remote.run(["sh", "-c", "exit 3"]).returncode == 3
     assert remote.run(["/no/such/program"]).returncode in {127, 1}  # csh says 1
 
-
-def test_a_group_is_killed_with_all_that_it_has_started(remote, tmp_path):
     process = remote.start(["sh", "-c", FAMILY], env={"A": "x y"}, cwd=str(tmp_path))
     assert next(process.lines()) == "ready"
     assert os.getpgid(process.pid) == process.pid
@@ -52,8 +51,6 @@ def test_a_group_is_killed_with_all_that_it_has_started(remote, tmp_path):
     wait_until(lambda: not any(map(running, family)))
     assert process.wait(5) not in {None, 0}
 
-
-def test_the_agent_answers(remote):
     facts = agent_call(remote, "facts", python=sys.executable, names=["torch"], project="~/project")
     assert facts["training"] and "torch" in facts["versions"]
     assert agent_call(remote, "clock")["clock"] > 0  # of a Python that it finds

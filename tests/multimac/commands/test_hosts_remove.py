@@ -14,8 +14,8 @@ from waiting import wait_until
 import cli_typer
 from distributed.hosts import sync as sync_module
 from distributed.hosts.agent.holdings import work_in
-from distributed.hosts.code import SyncItem, code_items
 from distributed.hosts.environment import MADE_BY
+from distributed.hosts.paths import SyncItem, code_items
 from distributed.hosts.sync import sync
 from distributed.plan.run_spec import Bundle, RunSpec
 from distributed.ssh.connection import Remote
