@@ -13,9 +13,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from distributed.checkup.facts import Report
-from distributed.checkup.folders import shared_folders
-from distributed.checkup.preflight import preflight
+from distributed.checkup.preflight import Report, preflight, shared_folders
 from distributed.hosts.each import on_each
 from distributed.hosts.environment import setup
 from distributed.hosts.holdings import AUDIO, KINDS, holdings

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from distributed.checkup.facts import Report, unique
-from distributed.checkup.preflight import preflight
+from distributed.checkup.preflight import Report, preflight, unique
 from distributed.hosts.interfaces import route_to
 from distributed.plan.hosts_file import HOSTS_FILE, load_hosts
 from distributed.plan.rendezvous import check_is_this_machine

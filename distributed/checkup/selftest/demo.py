@@ -10,11 +10,11 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from distributed.checkup.findings import Finding, ok
-from distributed.checkup.folders import shared_folders
+from distributed.checkup.findings import Finding, ok, problem
+from distributed.checkup.preflight import shared_folders
 from distributed.hosts.code import PRUNED
 from distributed.hosts.paths import PROJECT
 from distributed.hosts.sync import sync
@@ -23,11 +23,10 @@ from distributed.plan.job import resolve
 from distributed.plan.prepare import Prepared, prepare_run
 from distributed.run_dir.folder import new_run
 from distributed.run_dir.log import read_events
-from distributed.ssh.host import Hosts
+from distributed.ssh.connection import Remote
 from whisper_tuner.config import ConfigFile
 
 from .asking import Asking, Place, ProbeLost
-from .machine import failed
 
 ROUNDS, ALONE = 2, 2
 NAME = f"selftest-{os.getpid()}"  # another one may run at the same time, also on the same hosts
@@ -36,17 +35,18 @@ STOP_S = 4.0
 
 def send_code(asks: Asking) -> list[dict]:
     """Send the code, the bundled model and clips, as a run does. A host that cannot take them is left out from here."""
-    found = shared_folders(asks.places[0].host, [place.machine for place in asks.places[1:]])
-    refused = {name: problem for problem in found for name in problem.hosts}
+    found = shared_folders(asks.places[0].host, asks.remotes)
+    refused = {name: wrong for wrong in found for name in wrong.hosts}
     with _scratch(asks) as folder, new_run(folder, NAME, keep=False) as run_dir:
         prepared = _prepare(asks, run_dir)
-        models = {rank.host: rank.spec.profile.base_model for rank in prepared.launch.ranks if rank.host}
+        ranks = prepared.launch.ranks
+        models = {rank.host: rank.spec.profile.base_model for rank in ranks if rank.host and rank.spec.profile}
 
         def send(place: Place) -> dict:
-            if place is asks.places[0]:
+            if not isinstance(place.machine, Remote):
                 return {"files": 0, "bytes": 0, "seconds": 0.0}
-            if problem := refused.get(place.host.address):
-                raise ProbeLost(str(problem))
+            if wrong := refused.get(place.host.address):
+                raise ProbeLost(str(wrong))
             place.model = models[place.host]
             [report] = sync([place.machine], prepared.items, prune=PRUNED)
             return {"files": report.files, "bytes": report.bytes, "seconds": report.seconds}
@@ -60,17 +60,30 @@ def run_demo(asks: Asking) -> dict:
     with _scratch(asks) as folder, new_run(folder, NAME, keep=False) as run_dir:
         began = time.monotonic()
         prepared = _prepare(asks, run_dir)
-        sync([place.machine for place in asks.places[1:]], prepared.items, prune=PRUNED)
+        sync(asks.remotes, prepared.items, prune=PRUNED)
         dataclasses.replace(prepared.launch, evaluate=False).save(run_dir)
         launcher = start_launcher(run_dir)
-        asks.at_end(lambda: _end(asks, launcher, run_dir.name))
+
+        def end() -> None:
+            """Stop it, and remove what hosts have of it. Twice means at once; it then kills its workers everywhere."""
+            for _ in range(2):
+                if launcher.poll() is None:
+                    launcher.send_signal(signal.SIGTERM)
+                    time.sleep(0.3)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                launcher.wait(STOP_S)
+            if launcher.poll() is None:
+                launcher.kill()
+            asks.on_all(lambda place: asks.forget(place, run_dir.name), asks.places[1:])
+
+        asks.at_end(end)
         launcher.wait()
         letters = {place.host.address: place.letter for place in asks.places}
         return {"seconds": time.monotonic() - began, **_summary(run_dir, letters)}
 
 
 @contextlib.contextmanager
-def _scratch(asks: Asking):
+def _scratch(asks: Asking) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="multimac-selftest-"))
     asks.desk.sanitizer.learn_folders([str(folder)], "temporary")
     try:
@@ -86,23 +99,10 @@ def _prepare(asks: Asking, run_dir: Path) -> Prepared:
     job = job.with_profile(runs_dir=run_dir.parent, max_steps=steps, validation=None, test=None)
     if len(asks.places) < 2:
         return prepare_run(job, run_dir, local_ranks=ALONE)
-    hosts = Hosts(master=asks.desk.hosts.master, workers=asks.reached)
+    hosts = asks.hosts
     workers = asks.desk.machine_workers if len(asks.desk.machine_workers) == len(hosts.all) else ()
     address = asks.places[0].address or "127.0.0.1"
     return prepare_run(job, run_dir, hosts=hosts, address=address, machine_workers=workers)
-
-
-def _end(asks: Asking, launcher: subprocess.Popen, run: str) -> None:
-    """Stop it, and remove what the hosts have of it. Twice means at once; it then kills its workers, on all hosts."""
-    for _ in range(2):
-        if launcher.poll() is None:
-            launcher.send_signal(signal.SIGTERM)
-            time.sleep(0.3)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        launcher.wait(STOP_S)
-    if launcher.poll() is None:
-        launcher.kill()
-    asks.on_all(lambda place: asks.forget(place, run), asks.places[1:])
 
 
 def _summary(run_dir: Path, letters: Mapping[str, str]) -> dict:
@@ -110,6 +110,16 @@ def _summary(run_dir: Path, letters: Mapping[str, str]) -> dict:
     events, _ = read_events(run_dir / "events.jsonl")
     of = {kind: [event for event in events if event["type"] == kind] for kind in ("step", "round", "lost", "end")}
     hosts = list(dict.fromkeys(event["host"] for event in of["step"]))
+
+    def own_steps(host: str) -> dict:
+        own = [event for event in of["step"] if event["host"] == host]
+        return {
+            "steps": len(own),
+            "seconds": sum(event["seconds"] for event in own),
+            "communicating": sum(event.get("seconds_communicating") or 0.0 for event in own),
+            "losses": [event.get("loss") for event in own],
+        }
+
     if of["end"]:
         end = of["end"][-1]
     else:
@@ -120,18 +130,8 @@ def _summary(run_dir: Path, letters: Mapping[str, str]) -> dict:
         "message": end["message"],
         "rounds": max((event["round"] for event in of["round"]), default=0),
         "lost": [[letters.get(event["host"], event["host"]), event["reason"]] for event in of["lost"]],
-        "hosts": [{"host": letters.get(host, host), **_of_host(host, of["step"])} for host in hosts],
+        "hosts": [{"host": letters.get(host, host), **own_steps(host)} for host in hosts],
         "said": [event["what"] for event in events if event["type"] in ("warning", "problem")],
-    }
-
-
-def _of_host(host: str, steps: list[dict]) -> dict:
-    own = [event for event in steps if event["host"] == host]
-    return {
-        "steps": len(own),
-        "seconds": sum(event["seconds"] for event in own),
-        "communicating": sum(event.get("seconds_communicating") or 0.0 for event in own),
-        "losses": [event.get("loss") for event in own],
     }
 
 
@@ -142,11 +142,11 @@ def sent(report: dict) -> Finding:
 def demo(about: dict) -> list[Finding]:
     text = f"{about['rounds']} rounds in {about['seconds']:.0f} s"
     if about["status"] != 0:
-        return [failed(f"it ended with status {about['status']}: {about['message']}", **about)]
+        return [problem(f"it ended with status {about['status']}: {about['message']}", **about)]
     if about["lost"]:
         lost = "; ".join(f"{host}: {reason}" for host, reason in about["lost"])
-        return [failed(f"{text}, but a host was lost: {lost}", **about)]
+        return [problem(f"{text}, but a host was lost: {lost}", **about)]
     if about["rounds"] < 2 or any(not host["steps"] for host in about["hosts"]):
-        return [failed(f"{text}: two were asked for, with steps of every host", **about)]
+        return [problem(f"{text}: two were asked for, with steps of every host", **about)]
     hosts = ", ".join(f"{host['host']} {host['seconds'] / host['steps']:.2f} s a step" for host in about["hosts"])
     return [ok(f"{text}, nobody lost; {hosts}", **about)]

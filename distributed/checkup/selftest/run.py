@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from distributed.checkup.findings import Finding, Severity, exit_status, ok, skipped
+from distributed.checkup.findings import Finding, Severity, exit_status, ok, problem, skipped
 from distributed.hosts.paths import project_settings
 from distributed.ssh.host import Hosts
 
-from . import demo, lid, machine, network
-from .asking import Asking, Desk, asking
-from .machine import SEND, failed
+from . import demo, machine, network
+from .asking import Asking, Desk
+from .machine import SEND
 
 FORMAT = 1
 GRACE_S = 10.0
@@ -43,7 +43,7 @@ class Check:
         found = []
         for title, judge in self.each.items():
             for entry in answers:
-                row = failed(entry["failed"]) if "failed" in entry else judge(entry["answer"])
+                row = problem(entry["failed"]) if "failed" in entry else judge(entry["answer"])
                 found.append(row.named(f"{title}, {entry['host']}" if len(answers) > 1 else title))
         return found + [row if row.check else row.named(self.name) for row in self.judge(answers)]
 
@@ -52,7 +52,7 @@ class Check:
 CHECKS = [
     Check("ssh", 30, network.ask_ssh, each={"ssh": ok}),
     Check("code", 120, demo.send_code, each={"code": demo.sent}),
-    Check("import of torch", 150, "imports.imports", each={"import of torch": machine.imports}),
+    Check("import of torch", 150, "system.imports", each={"import of torch": machine.imports}),
     Check("system", 40, "system.system", machine.systems, each={"system": machine.system, "python": machine.python}),
     Check("interfaces", 40, "network.interfaces", each={"interfaces": network.interfaces}),
     Check("names", 40, network.ask_names, each={"names": network.names}),
@@ -78,7 +78,7 @@ CHECKS = [
     Check("doctor", 180, machine.run_doctor, machine.doctor),
     Check("demo", 180, demo.run_demo, demo.demo),
 ]
-LID = Check("lid", lid.WATCH_S + lid.BACK_S + 20, lid.watch, each={"lid": lid.lid})
+LID = Check("lid", machine.WATCH_S + machine.BACK_S + 20, machine.watch, each={"lid": machine.lid})
 BY_NAME: Mapping[str, Check] = {check.name: check for check in [*CHECKS, LID]}
 
 
@@ -101,7 +101,7 @@ def _one(desk: Desk, check: Check) -> dict:
             outcome["ended"] = str(error) or type(error).__name__
 
     began = time.monotonic()
-    with asking(desk, check.limit_s + GRACE_S) as running:
+    with Asking(desk, check.limit_s + GRACE_S) as running:
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         thread.join(check.limit_s)
@@ -122,7 +122,7 @@ def cleaned(desk: Desk, entry: dict) -> dict:
 def rows_of(entry: Mapping[str, Any]) -> list[Finding]:
     name = entry["check"]
     if "ended" in entry:
-        return [failed(entry["ended"]).named(name)]
+        return [problem(entry["ended"]).named(name)]
     try:
         return BY_NAME[name].rows(entry["answers"])
     except (LookupError, TypeError, ValueError, AttributeError) as error:

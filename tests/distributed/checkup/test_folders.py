@@ -16,10 +16,8 @@ import pytest
 from loopback_sshd import SshServer
 from waiting import wait_until
 
-from distributed.checkup.folders import are_nested, folder_problems, shared_folders
-from distributed.checkup.look import Look
-from distributed.checkup.preflight import preflight
-from distributed.checkup.session import Session
+from distributed.checkup.look import Look, Session
+from distributed.checkup.preflight import are_nested, folder_problems, preflight, shared_folders
 from distributed.hosts import sync as sync_module
 from distributed.hosts.agent import folders as agent_folders
 from distributed.hosts.code import SyncItem
@@ -178,7 +176,7 @@ def item(tmp_path: Path) -> SyncItem:
 
 def be(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(sync_module, "this_master", lambda: [f"id of {name}", name])
-    monkeypatch.setattr("distributed.checkup.folders.this_master", lambda: [f"id of {name}", name])
+    monkeypatch.setattr("distributed.checkup.preflight.this_master", lambda: [f"id of {name}", name])
 
 
 def test_another_master_is_refused_while_the_first_is_at_work_and_not_afterwards(hosts_at, tmp_path, monkeypatch):

@@ -16,12 +16,10 @@ from rich.console import Console
 from small_run import folder, job, run_dir
 from waiting import wait_until
 
-from distributed.checkup import session as preflight_session
-from distributed.checkup.facts import Report
-from distributed.checkup.look import Look
-from distributed.checkup.needs import read_own_files
-from distributed.checkup.preflight import preflight
-from distributed.checkup.session import Session
+from distributed.checkup import look as looking
+from distributed.checkup.judge import read_own_files
+from distributed.checkup.look import Look, Session
+from distributed.checkup.preflight import Report, preflight
 from distributed.plan.job import resolve
 from distributed.ssh.host import Host, Hosts
 from distributed.ssh.machine import LocalMachine
@@ -303,8 +301,8 @@ def test_an_interrupt_leaves_nothing_behind(ssh_server, tmp_path, number):
 def test_an_agent_ends_by_itself(monkeypatch):
     from distributed.ssh.machine import LocalMachine
 
-    monkeypatch.setattr(preflight_session, "LIFE_S", 1)
-    session = preflight_session.Session(LocalMachine("here"), sys.executable)
+    monkeypatch.setattr(looking, "LIFE_S", 1)
+    session = Session(LocalMachine("here"), sys.executable)
     assert session.call("clock", time.monotonic() + 10)["clock"] == pytest.approx(time.time(), abs=5)
     assert session.ended(5)
     with pytest.raises(HostError, match="gave no answer"):

@@ -27,9 +27,10 @@ from waiting import wait_until
 from distributed.checkup.findings import Finding, Severity
 from distributed.checkup.probes import system
 from distributed.checkup.probes.probe import PROBE
-from distributed.checkup.selftest import asking, lid, machine, network, run
 from distributed.checkup.selftest import demo as demo_run
+from distributed.checkup.selftest import machine, network, run
 from distributed.checkup.selftest.asking import Desk, Place
+from distributed.hosts import host_process
 from distributed.ssh.host import Host, Hosts
 from distributed.ssh.machine import LocalMachine, LocalProcess
 
@@ -197,7 +198,7 @@ def test_the_import_of_torch(desk, tmp_path, monkeypatch):
     desk.places = desk.places[:1]
     (tmp_path / "torch.py").write_text("import ctypes\nctypes.PyDLL(None).usleep(900_000)\n")
     path = {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}:{Path.cwd() / 'gym'}"}
-    monkeypatch.setattr(asking, "environment", lambda project: path)
+    monkeypatch.setattr(host_process, "environment", lambda project: path)
     passes(rows(desk, "import of torch"))
     monkeypatch.setattr(machine, "Timeouts", lambda: type("Short", (), {"silence_importing_s": 0.8}))
     fails(rows(desk, "import of torch"), "counts as lost")
@@ -253,8 +254,8 @@ def test_the_demo(desk):
 
 def test_a_host_that_sleeps_under_its_lid_and_one_that_stays_away(desk, monkeypatch):
     desk.places = desk.places[:1]
-    monkeypatch.setattr(lid, "WATCH_S", 4.0)
-    monkeypatch.setattr(lid, "SILENCE_S", 1.5)
+    monkeypatch.setattr(machine, "WATCH_S", 4.0)
+    monkeypatch.setattr(machine, "SILENCE_S", 1.5)
     stopped: list[int] = []
     start = LocalMachine.start
 
@@ -270,7 +271,7 @@ def test_a_host_that_sleeps_under_its_lid_and_one_that_stays_away(desk, monkeypa
     [row] = rows(desk, "lid")
     assert row.severity is PASS and "silent from" in row.what and "the connection survived" in row.what, row
     wakes = False
-    monkeypatch.setattr(lid, "BACK_S", 1.0)
+    monkeypatch.setattr(machine, "BACK_S", 1.0)
     fails(rows(desk, "lid"), "it has not come back")
 
 
