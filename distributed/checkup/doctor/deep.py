@@ -54,8 +54,11 @@ SLACK = 0.15  # seconds that a codec may add
 def deep_checks(profile: Profile | None, device: torch.device, tell: Tell) -> list[Check]:
     whisper = functools.cache(small_whisper)
 
-    def gradients() -> Finding:
-        return compare(Parity(whisper(), device), *profile_shapes(whisper(), profile, device), tell)
+    def gradients(precision: str = "float32") -> Finding:
+        shapes, source = profile_shapes(whisper(), profile, device)
+        if precision == "bf16" and device.type == "cpu":  # which computes it many times slower than float32
+            shapes = [shapes[1]]
+        return compare(Parity(whisper(), device, precision), shapes, source, tell)
 
     def large_batch() -> Finding:
         shapes = large_shapes(whisper(), device)
@@ -65,17 +68,11 @@ def deep_checks(profile: Profile | None, device: torch.device, tell: Tell) -> li
         wide = wide_whisper()
         return compare(Parity(wide, device), wide_shapes(wide), "51,866 tokens", tell, tidy=False)
 
-    def bf16() -> Finding:
-        shapes, source = profile_shapes(whisper(), profile, device)
-        if device.type == "cpu":  # which computes bf16 many times slower than float32
-            shapes = [shapes[1]]
-        return compare(Parity(whisper(), device, "bf16"), shapes, source, tell)
-
     return [
         Check("gradients", gradients),
         Check("large batch", large_batch),
         Check("vocabulary", vocabulary),
-        *([Check("bf16", bf16)] if profile and profile.precision == "bf16" else []),
+        *([Check("bf16", lambda: gradients("bf16"))] if profile and profile.precision == "bf16" else []),
         Check("checkpointing", lambda: compare_checkpointed(device, tell)),
         Check("decoding", lambda: check_decoding(device, tell)),
         Check("staging", lambda: check_staging(device, tell)),

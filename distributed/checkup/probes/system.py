@@ -24,7 +24,7 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -251,47 +251,44 @@ def forget(request: dict) -> dict:
     return {"left": folder.exists()}
 
 
-class Beats:
-    """Measures the longest time between two turns of a thread, within a `with`."""
+@contextlib.contextmanager
+def longest_gap() -> Iterator[list[float]]:
+    """Measure within a `with` the longest time between two turns of a thread: afterwards, the list's only item."""
+    longest, over = [0.0], threading.Event()
 
-    def __init__(self) -> None:
-        self.longest, self._over = 0.0, threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Beats:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
+    def turn() -> None:
         last, is_over = time.perf_counter(), False
         while not is_over:
-            is_over = self._over.wait(TURN_S)
+            is_over = over.wait(TURN_S)
             now = time.perf_counter()
-            self.longest, last = max(self.longest, now - last), now
+            longest[0], last = max(longest[0], now - last), now
+
+    thread = threading.Thread(target=turn, daemon=True)
+    thread.start()
+    try:
+        yield longest
+    finally:
+        over.set()
+        thread.join()
 
 
 def imports(request: dict) -> list[dict]:
     """Import torch in a new process, twice: the first time may take long, the second one is the usual case."""
     found = []
     for _ in range(2):
-        began = time.perf_counter()
-        with Beats() as beats:
-            command = [*PROBE, "system.import_torch"]
+        began, ask = time.perf_counter(), [*PROBE, "system.import_torch"]
+        with longest_gap() as gap:
             done = subprocess.run(
-                command, input='{"life_s": 100}\n', stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                ask, input='{"life_s": 100}\n', stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             )
         whole_s = time.perf_counter() - began
-        found.append({**answer_in(done.stdout), "whole_s": whole_s, "parent_gap_s": beats.longest})
+        found.append({**answer_in(done.stdout), "whole_s": whole_s, "parent_gap_s": gap[0]})
     return found
 
 
 def import_torch(request: dict) -> dict:
     assert "torch" not in sys.modules, "something has imported torch before"
     began = time.perf_counter()
-    with Beats() as beats:
+    with longest_gap() as gap:
         import torch  # noqa: F401
-    return {"import_s": time.perf_counter() - began, "gap_s": beats.longest}
+    return {"import_s": time.perf_counter() - began, "gap_s": gap[0]}

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from loopback_sshd import SshServer
@@ -113,16 +114,12 @@ def test_no_mark_stays_where_an_agent_ends_by_its_alarm(tmp_path):
 
 
 def test_a_host_that_says_it_saw_what_is_nowhere_is_not_believed():
-    class Liar:
-        def send(self, op: str, **_: object) -> str:
-            return op
-
-        def answer(self, op: str, *_: object) -> dict:
-            lie = {"marks": [["own", []]], "master": "", "busy": False}
-            return lie if op == "mark" else {"seen": [["none", []], ["own", []]]}
-
+    lies = {
+        "mark": {"marks": [["own", []]], "master": "", "busy": False},
+        "seen": {"seen": [["none", []], ["own", []]]},
+    }
     look = Look(0, MASTER)
-    look.session = Liar()
+    look.session = SimpleNamespace(send=lambda op, **_: op, answer=lambda op, *_: lies[op])
     assert folder_problems([look], 0.0) == []
 
 

@@ -1,16 +1,17 @@
-"""What failed connections are called, how fast the others are, and which network hosts train on.
+"""What failed connections are called, how fast the others are, which network hosts train on, and groups of gloo's.
 
 Hosts answer as they, their routing tables and their firewalls would.
 """
 
 import ipaddress
 import itertools
+import re
 import time
 
 import pytest
 
 from distributed.checkup.findings import Severity
-from distributed.checkup.links import Links, chosen, measured, told, tournament
+from distributed.checkup.links import Links, chosen, form_groups, measured, told, tournament
 from distributed.checkup.look import Look
 from distributed.ssh.host import Host
 from distributed.ssh.local_network import DENIED
@@ -32,8 +33,8 @@ class Desk:
 
     def __init__(self, *hosts, mbit=None, named=("",) * 8, routed=None, failing=(), lost=()):
         self.mbit, self.routed, self.slow = mbit or {"en0": 100}, routed, False
-        self.failing, self.lost = dict(failing), set(lost)
-        self.looks = []
+        self.failing, self.lost, self.gloo = dict(failing), set(lost), ""
+        self.looks: list[Look] = []
         for number, networks in enumerate(hosts or [[WIFI]] * 3):
             self.looks.append(Look(number, Host(address=NAMES[number], interface=named[number] or None)))
             own = [(name, ipaddress.ip_interface(text.format(number + 1))) for name, text in networks]
@@ -105,6 +106,12 @@ class FakeSession:
 
     def burst_from(self, source: int, port: int, deadline: float):
         return {"bytes": int(self.desk.looks[source].session.sent * 1e6 / 8), "seconds": 1.0}
+
+    def begin_groups(self, me: int, address: str, peers: list, seconds: float):
+        return {"told": [[peer, "0/0", "where it listens"] for peer in peers]}
+
+    def form_groups(self, told: list, seconds: float):
+        return {"groups": [[peer, self.desk.gloo] for peer, *_ in told]}
 
 
 def said(failing, *lost) -> str:
@@ -253,3 +260,50 @@ def test_networks_that_lose_packets_leave_time_for_the_figures_of_the_usual_one(
     begin = time.monotonic()
     best, _ = desk.train(3.0)
     assert time.monotonic() - begin < 3.0 and all(pair.mbit == 5 for pair in best.pairs.values())
+
+
+# gloo, as hosts tell of it; test_groups.py has the real one.
+
+
+@pytest.fixture
+def joined():
+    """Hosts with torch, and their links."""
+    desk = Desk()
+    for look in desk.looks:
+        look.facts.facts, look.facts.torch = {"system": "Linux"}, {"version": "2.14.0"}
+    return desk, desk.usual()
+
+
+@pytest.mark.parametrize("seconds", [60.0, 2.0])
+def test_pairs_that_are_silent_are_an_error_only_if_they_had_time_enough(joined, seconds):
+    desk, links = joined
+    desk.gloo = "no answer"
+    (problem,) = form_groups(links, time.monotonic() + seconds)
+    assert set(problem.hosts) == set(NAMES[:3])
+    if seconds > 3:
+        assert problem.severity == ERROR and problem.what.endswith("no answer")
+        assert problem.what.startswith("ada <-> ben, ada <-> cleo, ben <-> cleo: TCP connects, but gloo does not (")
+    else:
+        tried = r"no gloo group was tried with ada, ben, cleo: there were only 1\.\d s for it"
+        assert problem.severity == WARNING and re.fullmatch(tried, problem.what)
+
+
+def test_where_torch_is_not_imported_in_time_or_there_is_none_left_it_says_so(joined):
+    desk, links = joined
+    (problem,) = form_groups(links, time.monotonic() + 1.0)
+    assert problem.what == "no gloo group was tried with ada, ben, cleo: there was no time left"
+    desk.looks[1].facts.torch = {"late": True}
+    (problem,) = form_groups(links, time.monotonic() + 60)
+    assert (problem.severity, problem.hosts) == (WARNING, ("ben",))
+    assert problem.what.startswith("no gloo group was tried with ben: importing torch took too long")
+
+
+def test_pairs_that_tcp_or_their_systems_keep_apart_are_not_tried(joined):
+    desk, links = joined
+    desk.gloo = "broken"
+    links.pairs[1, 2].failed = links.pairs[0, 2].failed = "timeout"
+    (problem,) = form_groups(links, time.monotonic() + 60)
+    assert problem.what.startswith("ada <-> ben: TCP connects") and problem.hosts == ("ada", "ben")
+    for look in desk.looks[1:]:
+        look.facts.facts = {"system": "Darwin"}  # which is refused anyway
+    assert form_groups(links, time.monotonic() + 60) == []

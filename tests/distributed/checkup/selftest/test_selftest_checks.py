@@ -27,7 +27,6 @@ from waiting import wait_until
 from distributed.checkup.findings import Finding, Severity
 from distributed.checkup.probes import system
 from distributed.checkup.probes.probe import PROBE
-from distributed.checkup.selftest import demo as demo_run
 from distributed.checkup.selftest import machine, network, run
 from distributed.checkup.selftest.asking import Desk, Place
 from distributed.hosts import host_process
@@ -242,7 +241,7 @@ def test_the_demo_whose_launcher_vanishes(desk, monkeypatch):
     def vanishing(run_dir: Path) -> subprocess.Popen:
         return subprocess.Popen("echo gone > launcher.log", cwd=run_dir, shell=True)
 
-    monkeypatch.setattr(demo_run, "start_launcher", vanishing)
+    monkeypatch.setattr(run, "start_launcher", vanishing)
     fails(rows(desk, "demo"), "the launcher ended without a word: gone")
 
 
