@@ -10,7 +10,6 @@ import dataclasses
 import json
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -52,8 +51,7 @@ def send_code(asks: Asking) -> list[dict]:
     """Send the code, the bundled model and clips, as a run does. A host that cannot take them is left out from here."""
     found = shared_folders(asks.places[0].host, asks.remotes)
     refused = {name: wrong for wrong in found for name in wrong.hosts}
-    with _scratch(asks) as folder, new_run(folder, NAME, keep=False) as run_dir:
-        prepared = _prepare(asks, run_dir)
+    with _prepared(asks) as (_, prepared):
         ranks = prepared.launch.ranks
         models = {rank.host: rank.spec.profile.base_model for rank in ranks if rank.host and rank.spec.profile}
 
@@ -72,9 +70,8 @@ def send_code(asks: Asking) -> list[dict]:
 
 
 def run_demo(asks: Asking) -> dict:
-    with _scratch(asks) as folder, new_run(folder, NAME, keep=False) as run_dir:
-        began = time.monotonic()
-        prepared = _prepare(asks, run_dir)
+    began = time.monotonic()
+    with _prepared(asks) as (run_dir, prepared):
         sync(asks.remotes, prepared.items, prune=PRUNED)
         dataclasses.replace(prepared.launch, evaluate=False).save(run_dir)
         launcher = start_launcher(run_dir)
@@ -98,26 +95,21 @@ def run_demo(asks: Asking) -> dict:
 
 
 @contextlib.contextmanager
-def _scratch(asks: Asking) -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="multimac-selftest-"))
-    asks.desk.sanitizer.learn_folders([str(folder)], "temporary")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _prepare(asks: Asking, run_dir: Path) -> Prepared:
-    """Prepare the run of all hosts, or one of two ranks on this machine alone."""
-    job = resolve(ConfigFile(PROJECT / "config.ini"), "demo-diloco")
-    steps = ROUNDS * job.distribution.communication_interval
-    job = job.with_profile(runs_dir=run_dir.parent, max_steps=steps, validation=None, test=None)
-    if len(asks.places) < 2:
-        return prepare_run(job, run_dir, local_ranks=ALONE)
-    hosts = asks.hosts
-    workers = asks.desk.machine_workers if len(asks.desk.machine_workers) == len(hosts.all) else ()
-    address = asks.places[0].address or "127.0.0.1"
-    return prepare_run(job, run_dir, hosts=hosts, address=address, machine_workers=workers)
+def _prepared(asks: Asking) -> Iterator[tuple[Path, Prepared]]:
+    """Prepare the run of all hosts, or one of two ranks on this machine alone, in a folder that is removed."""
+    with tempfile.TemporaryDirectory(prefix="multimac-selftest-", ignore_cleanup_errors=True) as folder:
+        asks.desk.sanitizer.learn_folders([folder], "temporary")
+        with new_run(Path(folder), NAME, keep=False) as run_dir:
+            job = resolve(ConfigFile(PROJECT / "config.ini"), "demo-diloco")
+            steps = ROUNDS * job.distribution.communication_interval
+            job = job.with_profile(runs_dir=run_dir.parent, max_steps=steps, validation=None, test=None)
+            hosts, workers = asks.hosts, asks.desk.machine_workers
+            if len(hosts.all) < 2:
+                yield run_dir, prepare_run(job, run_dir, local_ranks=ALONE)
+                return
+            workers = workers if len(workers) == len(hosts.all) else ()
+            address = asks.places[0].address or "127.0.0.1"
+            yield run_dir, prepare_run(job, run_dir, hosts=hosts, address=address, machine_workers=workers)
 
 
 def _summary(run_dir: Path, letters: Mapping[str, str]) -> dict:
