@@ -1,17 +1,36 @@
-"""Judges the facts of one host: what is wrong with it, and what to do about it."""
+"""Judges one host: what a job needs of it, what is wrong with it, and what to do about that.
+
+Also tries the job's own files on the master.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from distributed.hosts.agent_call import INSTALL_PYTHON
+from distributed.hosts.agent_call import INSTALL_PYTHON, remedy_for
 from distributed.hosts.environment import Pins, unlike
+from distributed.hosts.paths import PROJECT, STORE
+from distributed.hosts.sync import SPARE_BYTES
+from distributed.plan.job import Job
+from distributed.plan.strategy_memory import CHECKPOINT_BYTES, more_bytes
+from whisper_tuner.data.check import check_manifest, check_usable
+from whisper_tuner.data.dataset import Manifest
+from whisper_tuner.data.formats.rows import Reading
+from whisper_tuner.errors import DataError, TunerError
+from whisper_tuner.hub import check_model
+from whisper_tuner.model.memory import best_bytes, profile_memory, shape_of, trained_parameters
 from whisper_tuner.text import size
 
-from .facts import HostFacts
 from .findings import Finding, Severity
-from .needs import Needs
+from .look import HostFacts
+
+CODE_BYTES = 2 << 20
+FEATURE_BYTES_PER_S = 16_000  # fp16 log-mel of 80 bands, kept on disk
+UNEVEN = 1.2  # the largest share over the mean one
+OPENED = 4  # audio files, of each end of a manifest
 
 SKEW_S = 2.0
 SHOWN = 3
@@ -27,6 +46,108 @@ MACS_SPACE = (
     " To remove as much of these now: tmutil thinlocalsnapshots / {missing} 4"
 )
 IN_PARTS = "Batches that do not fit are computed in smaller parts; the result is the same."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """Counts bytes of one worker. What the host holds already of `sent` counts in its favour.
+
+    memory: with whole batches; least: with one clip at a time. on_mps, on_cuda: both of them on a Mac's GPU, which
+    takes more, and of a card's own memory.
+    """
+
+    memory: int | None = None
+    least: int | None = None
+    on_mps: tuple[int | None, int | None] = (None, None)
+    on_cuda: tuple[int | None, int | None] = (None, None)
+    sent: int = 0
+    kept: int = SPARE_BYTES
+    device: str = "auto"
+
+
+def needs_of(job: Job | None, hosts: int, manifests: Sequence[Manifest] = ()) -> Needs:
+    """Estimate the needs; the sync counts to the byte. Without manifests their part is left out."""
+    if job is None:
+        return Needs()
+    profile = job.profile
+    samples = [sample for manifest in manifests for sample in manifest.samples]
+    data = sum(_size(sample.audio) + sample.duration_s * FEATURE_BYTES_PER_S for sample in samples)
+    longest = max((sample.duration_s for sample in samples), default=None)
+    folder, shape = Path(profile.base_model), shape_of(profile.base_model)
+    model = 4 * shape.parameters if shape else 0
+    if folder.is_dir():
+        model = sum(_size(path) for path in folder.rglob("*"))
+    trained = trained_parameters(shape, profile) if shape else 0
+    # `doctor` asks for one machine of several: so no less than for two ranks.
+    more = more_bytes(job.strategy_config(total_steps=1), max(2, hosts))
+    at_least = replace(profile, gradient_checkpointing=True)  # as the worker does where one clip would not fit
+
+    def memory(device: str) -> tuple[int | None, int | None]:
+        whole = profile_memory(profile, clips=None, device=device, longest_s=longest, more_bytes=more)
+        return whole, profile_memory(at_least, clips=1, device=device, longest_s=longest, more_bytes=more)
+
+    whole, least = memory("cpu")
+    return Needs(
+        memory=whole,
+        least=least,
+        on_mps=memory("mps"),
+        on_cuda=memory("cuda"),
+        sent=CODE_BYTES + model + int(data / hosts * UNEVEN),
+        kept=SPARE_BYTES + (profile.keep_checkpoints + 1) * (CHECKPOINT_BYTES + best_bytes(profile)) * trained,
+        device=profile.device,
+    )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def read_own_files(job: Job, host: str, stop: threading.Event) -> tuple[list[Manifest], list[Finding]]:
+    """Open on the master what the run will open. On a Mac a folder may be there and yet be closed to us.
+
+    Raises Stopped once `stop` is set.
+    """
+    profile, manifests, problems = job.profile, [], []
+
+    def wrong(error: TunerError) -> None:
+        what, status = error.args[0], error.exit_status
+        problems.append(Finding(hosts=(host,), what=what, remedy=error.remedy, check="files", status=status))
+
+    try:
+        check_model(profile)
+    except TunerError as error:
+        wrong(error)
+    for kind in ("train", "validation", "test"):
+        if not (path := getattr(profile, kind)):
+            continue
+        try:
+            manifest = check_manifest(
+                path,
+                profile.max_duration_s,
+                PROJECT / STORE,
+                stop,
+                no_speech=profile.no_speech == "train",
+                reading=Reading.of(profile),
+                kind=kind,
+            )
+            check_usable(manifest)
+            audio = [sample.audio for sample in manifest.samples]
+            for file in dict.fromkeys([*audio[:OPENED], *audio[-OPENED:]]):
+                try:
+                    with file.open("rb") as stream:
+                        stream.read(1)
+                except OSError as error:
+                    remedy = remedy_for(error.errno) or "Check the path."
+                    raise DataError(f"{file} cannot be read: {error.strerror}", remedy=remedy) from None
+        except TunerError as error:
+            wrong(error)
+            continue
+        if kind != "test":
+            manifests.append(manifest)
+    return manifests, problems
 
 
 @dataclass(frozen=True)
@@ -56,25 +177,28 @@ class Judge:
         """Yield all findings; fill in the device on which the host would train, and the memory that it has left."""
         if self.host.facts:
             yield from self.python()
-            yield from self.rivals()
             yield from self.system()
-        yield from self.clock()
-        yield from self.code()
+        yield from self.clock_and_code()
         yield from self.disk()
         yield from self.device()
         yield from self.memory()
 
     def python(self) -> Iterator[Finding]:
         facts = self.host.facts
-        version = ".".join(map(str, facts["python"]))
         is_foreign = self.is_worker and not facts["venv"]
         if not facts["training"]:
             passed = facts["passed"][: 1 if facts["fitting"] else None]
             what = f"there is no usable Python at {'; '.join(passed)}".removesuffix(GONE)
-            yield self.problem("python", what, self._new_python(is_gone="".join(passed[:1]).endswith(GONE)))
+            remedy = f"Run: {self.mend}"
+            if not facts["fitting"]:
+                remedy = INSTALL_PYTHON
+            elif self.host.host.python_env and not "".join(passed[:1]).endswith(GONE):
+                # `hosts setup` clears no folder of the user's.
+                remedy = f"Remove {self.host.host.environment} there, and run: {self.mend}"
+            yield self.problem("python", what, remedy)
             return
         if why := self.pins.unfit(facts["python"]):
-            what = f"Python {version} at {facts['executable']}; {why}"
+            what = f"Python {'.'.join(map(str, facts['python']))} at {facts['executable']}; {why}"
             folder = f"{self.host.host.environment} there" if self.is_worker else ".venv in the project folder"
             yield self.problem("python", what, OWN if is_foreign else f"Remove {folder}, and run: {self.mend}")
         if wrong := unlike(self.pins, facts["versions"]):
@@ -82,14 +206,7 @@ class Judge:
             what = f"packages differ from the master's: {', '.join(wrong[:SHOWN])}{more}"
             yield self.problem("packages", what, OWN if is_foreign else f"Run: {self.mend}")
 
-    def _new_python(self, *, is_gone: bool) -> str:
-        if not self.host.facts["fitting"]:
-            return INSTALL_PYTHON
-        if self.host.host.python_env and not is_gone:  # `hosts setup` clears no folder of the user's
-            return f"Remove {self.host.host.environment} there, and run: {self.mend}"
-        return f"Run: {self.mend}"
-
-    def rivals(self) -> Iterator[Finding]:
+    def system(self) -> Iterator[Finding]:
         for name, place, wins in self.host.facts["rivals"]:
             where = "there" if self.is_worker else "here"
             remedy = f"Run {where}: {self.host.facts['executable']} -m pip uninstall {name}"
@@ -98,20 +215,17 @@ class Judge:
             else:
                 what = f"another {name} is installed in {place}; the project's own comes first"
                 yield self.problem("rivals", what, remedy, severity=Severity.WARNING)
+        here, there = (of.facts.get("system", "") for of in (self.master, self.host))
+        if here and there != here and "Darwin" in (here, there):
+            what = f"runs {NAMES.get(there, there)}, the master {NAMES.get(here, here)}"
+            yield self.problem("system", what, MIXED)
 
-    def system(self) -> Iterator[Finding]:
-        here, there = (NAMES.get(of.facts.get("system"), of.facts.get("system")) for of in (self.master, self.host))
-        if here and there != here and "macOS" in (here, there):
-            yield self.problem("system", f"runs {there}, the master {here}", MIXED)
-
-    def clock(self) -> Iterator[Finding]:
+    def clock_and_code(self) -> Iterator[Finding]:
         ahead = self.host.clock_ahead_s
         if ahead is not None and abs(ahead) > SKEW_S:
             what = f"its clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} the master's"
             remedy = "Let it set its clock: System Settings > General > Date & Time, or `timedatectl set-ntp true`."
             yield self.problem("clock", what, remedy, severity=Severity.WARNING)
-
-    def code(self) -> Iterator[Finding]:
         if (differ := self.host.differ) and not self.sync:
             names = ", ".join(differ[:SHOWN]) + (", ..." if len(differ) > SHOWN else "")
             what = f"{len(differ)} files of the code are missing or differ from the master's: {names}"
@@ -136,14 +250,12 @@ class Judge:
         torch = self.host.torch
         wanted = self.host.host.device or self.needs.device
         kind, _, index = wanted.partition(":")
-        if torch is None:
+        if torch is None or torch.get("late"):
             self.host.device = "cpu" if wanted == "cpu" else None
-        elif torch.get("late") and wanted == "cpu":
-            self.host.device = "cpu"
-        elif torch.get("late"):
-            late = "importing torch took too long: its devices were not checked in time"
-            remedy = "The run itself will wait for it. The first time, a Mac scans torch for up to a minute."
-            yield self.problem("device", late, remedy, severity=Severity.WARNING)
+            if torch and wanted != "cpu":
+                late = "importing torch took too long: its devices were not checked in time"
+                remedy = "The run itself will wait for it. The first time, a Mac scans torch for up to a minute."
+                yield self.problem("device", late, remedy, severity=Severity.WARNING)
         elif "failed" in torch:
             yield self.problem("device", f"torch does not load: {torch['failed']}", f"Run: {self.mend}")
         elif kind == "auto":
@@ -158,16 +270,16 @@ class Judge:
                 yield self.problem("device", what, "Set device to auto or cpu, or look at its driver: nvidia-smi.")
 
     def memory(self) -> Iterator[Finding]:
-        facts, torch = self.host.facts, self.host.torch
-        if not self.needs.memory or not facts:
+        facts, torch, needs = self.host.facts, self.host.torch or {}, self.needs
+        if not needs.memory or not facts:
             return
         on_card = (self.host.device or "").startswith("cuda") and torch["cuda_memory"]
         on_mps = self.host.device == "mps" and torch["mps"] and torch["mps_memory"]
         total = on_card or on_mps or facts["memory"]["total"]
         free = None if on_card else facts["memory"]["available"]
         workers = -(-self.sharing // torch["cuda"]) if on_card else self.sharing
-        needs = self.needs
         whole, least = needs.on_cuda if on_card else needs.on_mps if on_mps else (needs.memory, needs.least)
+        assert whole is not None, "an estimate for one device is one for all"
         whole, least = whole * workers, (least or whole) * workers
         in_ram = needs.memory * self.sharing  # strategies keep what is theirs there, also where a card trains
         ram_spare = (MEMORY_SHARE * facts["memory"]["total"] - in_ram) / self.sharing
@@ -184,5 +296,5 @@ class Judge:
             what = f"training needs about {size(whole)} of memory; of {size(total)} only {size(free)} are free now"
             yield self.problem("memory", what, f"Close other programs. {IN_PARTS}", severity=Severity.WARNING)
 
-    def problem(self, check: str, what: str, remedy: str = "", **more: str) -> Finding:
-        return Finding(hosts=(self.host.name,), what=what, remedy=remedy, check=check, **more)
+    def problem(self, check: str, what: str, remedy: str, *, severity: Severity = Severity.ERROR) -> Finding:
+        return Finding(hosts=(self.host.name,), what=what, remedy=remedy, check=check, severity=severity)

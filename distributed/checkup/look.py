@@ -1,22 +1,37 @@
-"""Looks at one host: asks its agent, and keeps what it says and what went wrong in asking."""
+"""Looks at one host: starts its agent, asks it, and keeps what it says and what went wrong in asking."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from distributed.hosts.agent_call import group_probe
+from distributed.hosts.agent_call import (
+    answer_in,
+    fits,
+    group_probe,
+    no_answer,
+    parse_message,
+    request_line,
+    sources,
+    start_command,
+)
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host
-from distributed.ssh.machine import LocalMachine
-from whisper_tuner.errors import HostError, TunerError
+from distributed.ssh.machine import LocalMachine, Machine
+from whisper_tuner.errors import ExitStatus, HostError, TunerError
 
-from .facts import HostFacts
 from .findings import Finding, Severity
-from .session import NotInTime, Session
 
+LIFE_S = 25  # after which an agent ends whatever happens
+END_S = 1.0
+BURST = {"event": str, "source": int, "port": int, "bytes": int, "seconds": float}
 TORCH_ALARM_S = 14
 CLOCK_TRIES = 3
 BUSY = "Is it busy, or its network slow? Try: ssh"
@@ -24,11 +39,111 @@ OWN_FOLDER = "`ls -ld {0}` shows whose it is; `sudo chown -R $USER {0}` makes it
 OTHER_FOLDER = 'Set another "project_path" in the hosts file.'
 
 
+class NotInTime(HostError):
+    """An agent gave no answer before its deadline."""
+
+
+class Session:
+    """The master's side of one agent, which answers until it is told to end.
+
+    Any thread may call. Raises HostError for what the agent could not do, NotInTime for silence.
+    """
+
+    def __init__(self, machine: Machine, python: str, life_s: int | None = None):
+        self.name = machine.name
+        command = start_command(str(life_s or LIFE_S), machine.expand(python))
+        self._process = machine.start(command, env={"PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1"})
+        self._numbers = itertools.count()
+        self._news = threading.Condition()
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._bursts: dict[tuple[int, int], dict[str, Any]] = {}  # by their source, and the port where they arrived
+        self._said: list[str] = []
+        self._ended = False
+        threading.Thread(target=self._read, daemon=True).start()
+        self._process.write(sources())
+
+    def call(self, op: str, deadline: float, **request: Any) -> dict[str, Any]:
+        """Ask, and wait for the answer until `deadline`, by time.monotonic()."""
+        return self.answer(self.send(op, **request), op, deadline)
+
+    def send(self, op: str, **request: Any) -> int:
+        """Send a request; return its number, for `answer`."""
+        number = next(self._numbers)
+        with contextlib.suppress(HostError):  # it has ended: the answer will say so
+            self._process.write(request_line(number, op, request))
+        return number
+
+    def answer(self, number: int, op: str, deadline: float) -> dict[str, Any]:
+        with self._news:
+            self._news.wait_for(lambda: number in self._answers or self._ended, max(0.0, deadline - time.monotonic()))
+            found = self._answers.pop(number, None)
+        if found is None and self._ended:
+            raise no_answer(self.name, self._process.wait(END_S), "\n".join(self._said))
+        if found is None:
+            raise NotInTime(self.name, f"no answer in time ({op})")
+        return answer_in(found, self.name, op)
+
+    def burst_from(self, source: int, port: int, deadline: float) -> dict[str, Any] | None:
+        """Return what a burst of host number `source` brought to this host's port; None if it has not ended in time."""
+        key = source, port
+        with self._news:
+            self._news.wait_for(lambda: key in self._bursts or self._ended, max(0.0, deadline - time.monotonic()))
+            return self._bursts.get(key)
+
+    def close(self) -> None:
+        """End the agent, by its stdin; over a cut link its own alarm does it."""
+        self._process.close_stdin()
+
+    def ended(self, timeout: float = END_S) -> bool:
+        return self._process.wait(timeout) is not None
+
+    def _read(self) -> None:
+        for line in self._process.lines():
+            message = parse_message(line)
+            with self._news:
+                if message is None:
+                    self._said = [*self._said[-20:], line]
+                elif "id" in message:
+                    self._answers[message["id"]] = message
+                elif fits(message, BURST):
+                    self._bursts.setdefault((message["source"], message["port"]), message)
+                self._news.notify_all()
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
+
+
+@dataclass(kw_only=True)
+class HostFacts:
+    """What is known of one host once it has been looked at; None is what could not be found out."""
+
+    host: Host
+    reached: bool = False
+    facts: dict = field(default_factory=dict)  # as the agent's `facts` gives them
+    clock_ahead_s: float | None = None
+    spaces: list[dict] = field(default_factory=list)  # of each folder where a run keeps files; the last one counts
+    differ: list[str] | None = None  # files of code that are not the master's
+    torch: dict | None = None
+    device: str | None = None  # on which it would train
+    spare_memory: float | None = None  # bytes beyond what each of its workers needs
+    address: str | None = None  # of the chosen interface
+    interface: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.host.address
+
+    @property
+    def space(self) -> dict | None:
+        return self.spaces[-1] if self.spaces else None
+
+
 class Look:
     """Looks at one host, in a thread of its own; number 0 is this machine."""
 
     def __init__(self, number: int, host: Host):
         self.number, self.facts = number, HostFacts(host=host)
+        self.name = host.address
         self.problems: list[Finding] = []
         self.session: Session | None = None
         self.remote: Remote | None = None
@@ -36,26 +151,21 @@ class Look:
         self.folders: list[str] = []  # its project, and the folder of its runs, which may be a link
         self._torch: int | None = None  # the number of a request whose answer takes seconds
 
-    @property
-    def name(self) -> str:
-        return self.facts.name
-
-    def problem(self, check: str, what: str, remedy: str = "", **more) -> None:
-        self.problems.append(Finding(hosts=(self.name,), what=what, remedy=remedy, check=check, **more))
+    def problem(
+        self,
+        check: str,
+        what: str,
+        remedy: str = "",
+        *,
+        severity: Severity = Severity.ERROR,
+        status: ExitStatus = ExitStatus.HOST,
+    ) -> None:
+        found = Finding(hosts=(self.name,), what=what, remedy=remedy, check=check, severity=severity, status=status)
+        self.problems.append(found)
 
     def failed(self, check: str, error: TunerError, *, remedy: str = "") -> None:
         what = error.args[0].removeprefix(f"{self.name}: ")
         self.problem(check, what, error.remedy or remedy, status=error.exit_status)
-
-    def not_done(self, seconds: float) -> None:
-        check = "ssh" if self.session is None else "python"
-        self.problem(check, f"not finished after {seconds:.0f} s: {self.step}", f"{BUSY} {self.name}")
-
-    def not_read(self) -> None:
-        remedy = "The run itself will read the rest."
-        self.problem(
-            "files", "there was no time to read all its manifests and audio", remedy, severity=Severity.WARNING
-        )
 
     def gather(
         self,
@@ -75,16 +185,22 @@ class Look:
         """
         self.step = "waiting for its Python"
         facts, session = self.facts, self.session
+        assert session is not None
         try:
             facts.facts = session.call("facts", deadline, names=list(names), project=project)
-            facts.clock_ahead_s = self._clock_ahead(deadline)
+            clocks = []
+            for _ in range(CLOCK_TRIES):
+                asked = time.time()
+                there = session.call("clock", deadline)["clock"]
+                answered = time.time()
+                clocks.append((answered - asked, there - (asked + answered) / 2))
+            facts.clock_ahead_s = min(clocks)[1]  # by the quickest of a few questions
         except HostError as error:
             self.failed("python", error, remedy=f"{BUSY} {self.name}")
             return
         if facts.facts["training"] and "torch" in facts.facts["versions"] and torch:
             facts.torch = {"late": True}
-            alarm_s = torch_s or TORCH_ALARM_S
-            self._torch = session.send("torch_facts", seconds=alarm_s, program=group_probe())
+            self._torch = session.send("torch_facts", seconds=torch_s or TORCH_ALARM_S, program=group_probe())
         try:
             for folder in folders:
                 facts.spaces.append(session.call("space", deadline, project=folder, held=[STORE]))
@@ -101,6 +217,7 @@ class Look:
         """Wait for what torch says of itself. It may be called again: until there is an answer, torch is late."""
         if self._torch is None:
             return
+        assert self.session is not None
         try:
             self.facts.torch = self.session.answer(self._torch, "torch_facts", deadline)
         except NotInTime:
@@ -113,16 +230,6 @@ class Look:
         for opened in (self.session, self.remote):
             if opened:
                 opened.close()
-
-    def _clock_ahead(self, deadline: float) -> float:
-        """Measure how many seconds this host's clock is ahead, by the quickest of a few questions."""
-        found = []
-        for _ in range(CLOCK_TRIES):
-            asked = time.time()
-            there = self.session.call("clock", deadline)["clock"]
-            answered = time.time()
-            found.append((answered - asked, there - (asked + answered) / 2))
-        return min(found)[1]
 
 
 def look_here(folders: Sequence[str], seconds: int) -> Look:
@@ -146,14 +253,14 @@ def look_here(folders: Sequence[str], seconds: int) -> Look:
 def ask_all(
     looks: Iterable[Look],
     op: str,
-    request: Callable[[Look], dict],
+    request: Callable[[Look], Mapping[str, Any]],
     deadline: float,
     failed: Callable[[Look, HostError], None],
 ) -> Iterator[tuple[Look, dict]]:
-    """Ask several hosts at once, and yield each with its answer; `failed` is told of those that cannot give one."""
-    numbers = [(look, look.session.send(op, **request(look))) for look in looks]
-    for look, number in numbers:
+    """Ask several hosts with a session at once, and yield each with its answer; tell `failed` of those without."""
+    asked = [(look, look.session, look.session.send(op, **request(look))) for look in looks if look.session]
+    for look, session, number in asked:
         try:
-            yield look, look.session.answer(number, op, deadline)
+            yield look, session.answer(number, op, deadline)
         except HostError as error:
             failed(look, error)

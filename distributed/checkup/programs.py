@@ -44,18 +44,14 @@ def output_of(command: Sequence[str]) -> str:
 
 
 def hardware() -> Hardware:
-    return parse_hardware(output_of(["/usr/sbin/system_profiler", "SPHardwareDataType", "-json"]))
-
-
-def parse_hardware(text: str) -> Hardware:
     """Read the chip, model and memory; serial number and identifiers, which stand beside these, are never taken."""
     try:
-        overview = json.loads(text)["SPHardwareDataType"][0]
-        said = {key: str(overview.get(key) or "") for key in ("chip_type", "cpu_type", "machine_model")}
-        memory = str(overview.get("physical_memory") or "")
+        overview = json.loads(output_of(["/usr/sbin/system_profiler", "SPHardwareDataType", "-json"]))
+        about = overview["SPHardwareDataType"][0]
+        chip, model, memory = (str(about.get(key) or "") for key in ("chip_type", "machine_model", "physical_memory"))
+        return Hardware(chip=chip or str(about.get("cpu_type") or ""), model=model, memory=memory)
     except (ValueError, LookupError, TypeError, AttributeError):
         return Hardware()
-    return Hardware(chip=said["chip_type"] or said["cpu_type"], model=said["machine_model"], memory=memory)
 
 
 def translated() -> bool:

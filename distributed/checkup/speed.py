@@ -68,7 +68,10 @@ def measure(
     Code, model and clips stay on the hosts: a run needs them there as well. Raises HostError, DataError.
     """
     each = clips_of_each(job.profile.batch_size, len(hosts.all))
-    clips = _chosen(samples, each * STEPS)
+    # Clips of all lengths; always the same ones, so that each is sent only once.
+    by_length = sorted(samples, key=lambda sample: (sample.duration_s, sample.id))
+    count = min(each * STEPS, len(by_length))
+    clips = [by_length[(2 * number + 1) * len(by_length) // (2 * count)] for number in range(count)]
     folder = scratch / "probe"
     folder.mkdir(exist_ok=True)
     write_manifest(folder / "clips.csv", clips)
@@ -80,33 +83,27 @@ def measure(
     for host in hosts.workers:
         manifests = {"train": Manifest(job.profile.train, tuple(clips), ())}
         theirs, files = for_host(spec, host, manifests, {"train": clips}, folder)
+        assert theirs.profile is not None, "made of a profile"
         listing = theirs.profile.train
         own_list = listing.with_name("probe.csv")  # beside that of the run, which stays as it is
-        moved = {"remote": own_list.as_posix()}
         items[host.address] = [
-            dataclasses.replace(item, **moved) if item.remote == listing.as_posix() else item for item in files
+            dataclasses.replace(item, remote=own_list.as_posix()) if item.remote == listing.as_posix() else item
+            for item in files
         ]
         specs.append(dataclasses.replace(theirs, profile=dataclasses.replace(theirs.profile, train=own_list)))
     with hosts_awake(remotes):
         sync(remotes, items, progress, prune=PRUNED)
-    sharing = zip(specs, machine_workers, strict=True)
-    specs = [dataclasses.replace(own, machine_workers=workers) for own, workers in sharing]
-    machines = [LocalMachine(hosts.master.address), *remotes]
+    shared = zip(specs, machine_workers, strict=True)
+    specs = [dataclasses.replace(own, machine_workers=workers) for own, workers in shared]
+    machines: list[Machine] = [LocalMachine(hosts.master.address), *remotes]
     # However this ends, the processes are killed first: the threads wait for them.
     with ThreadPoolExecutor(max_workers=len(machines)) as pool, ExitStack() as running:
         return list(pool.map(lambda machine, own: _one(machine, own, running), machines, specs))
 
 
 def clips_of_each(batch_size: int, hosts: int) -> int:
-    """Of a step's clips, as near to the mean of a run's steps as whole ones come."""
+    """Return how many clips a machine's step has: as near to the mean of a run's steps as whole ones come."""
     return max(1, math.floor(batch_size / hosts + 0.5))
-
-
-def _chosen(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """Clips of all lengths; always the same ones, so that each is sent only once."""
-    by_length = sorted(samples, key=lambda sample: (sample.duration_s, sample.id))
-    count = min(count, len(by_length))
-    return [by_length[(2 * number + 1) * len(by_length) // (2 * count)] for number in range(count)]
 
 
 def _one(machine: Machine, spec: RunSpec, running: ExitStack) -> Speed:
@@ -131,10 +128,10 @@ def _one(machine: Machine, spec: RunSpec, running: ExitStack) -> Speed:
 
 
 def step_of_all(speeds: Sequence[Speed]) -> float | None:
-    """Seconds of a step of the machines that were measured, with clips in proportion to their speeds."""
-    measured = [speed for speed in speeds if speed.clips_s]
-    clips = sum(speed.clips_s * speed.step_s for speed in measured)
-    return clips / sum(speed.clips_s for speed in measured) if measured else None
+    """Return the seconds of a step of those that were measured, with clips in proportion to their speeds."""
+    measured = [(speed.clips_s, speed.step_s) for speed in speeds if speed.clips_s and speed.step_s]
+    clips = sum(clips_s * step_s for clips_s, step_s in measured)
+    return clips / sum(clips_s for clips_s, _ in measured) if measured else None
 
 
 def remember(job: Job, hosts: Hosts, speeds: Sequence[Speed]) -> None:
@@ -160,7 +157,7 @@ def _all_remembered() -> dict[str, float]:
 
 
 def _key(job: Job, hosts: Hosts) -> str:
-    """Of all that the time of a step depends on, as far as the profile says it."""
+    """Make a hash of all that the time of a step depends on, as far as the profile says it."""
     profile = dataclasses.asdict(job.profile)
     about = {key: value for key, value in profile.items() if key not in NOT_IN_A_STEP}
     clips = clips_of_each(job.profile.batch_size, len(hosts.all))

@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from distributed.checkup.doctor.machine import machine_checks
-from distributed.checkup.doctor.services import service_checks
+from distributed.checkup.doctor.machine import machine_checks, service_checks
 from distributed.checkup.findings import Finding, Severity, Tell, examine, exit_status, problem
 from distributed.hosts.paths import PROJECT
 from distributed.plan.job import resolve

@@ -13,9 +13,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from distributed.checkup.facts import Report
-from distributed.checkup.folders import shared_folders
-from distributed.checkup.preflight import preflight
+from distributed.checkup.preflight import Report, preflight, shared_folders
 from distributed.hosts.environment import setup
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.sync import AUDIO, KINDS, holdings

@@ -14,8 +14,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from distributed.checkup.facts import Report
-from distributed.checkup.preflight import preflight
+from distributed.checkup.preflight import Report, preflight
 from distributed.checkup.speed import measure, remember, remembered, step_of_all
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE

@@ -6,8 +6,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from distributed.checkup.facts import HostFacts, Pair, Report
 from distributed.checkup.findings import Severity, worst
+from distributed.checkup.links import Pair
+from distributed.checkup.look import HostFacts
+from distributed.checkup.preflight import Report
 from whisper_tuner.text import counted
 
 from .terminal import USUAL_WIDTH, fitting

@@ -17,8 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from distributed.checkup.facts import Report, unique
-from distributed.checkup.preflight import preflight
+from distributed.checkup.preflight import Report, preflight, unique
 from distributed.checkup.speed import Speed, measure, remember, step_of_all
 from distributed.hosts.interfaces import route_to
 from distributed.plan.automatic import FEWEST_ROUNDS, Conditions, Measured, chosen

@@ -12,7 +12,7 @@ from fuzzing import fuzz, outcome, parsed, same
 from hypothesis import example
 from packaging.specifiers import SpecifierSet
 
-from distributed.checkup.session import Session
+from distributed.checkup.look import Session
 from distributed.hosts import environment
 from distributed.hosts.agent_call import agent_call
 from distributed.launcher.background import Background, Takes, ignore, outcome_of, throw

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym import device as devices
 from whisper_tuner.config import Profile
 from whisper_tuner.model.base_model import load_base, prepare, whisper_of
@@ -26,32 +27,26 @@ VARYING = [(400 + 60 * n, 20 + 3 * n) for n in (-3, 2, -1, 3, -2, 1)]  # as many
 
 def arithmetic(request: dict) -> list[dict]:
     """Compute one AdamW step and one norm on each device of this machine."""
-    kinds = dict.fromkeys(["cpu", devices.choose(request.get("device")).type])
-    return [{"device": kind, **_step(torch.device(kind), request.get("seed", 0))} for kind in kinds]
-
-
-def _step(device: torch.device, seed: int) -> dict:
-    chance = torch.Generator().manual_seed(seed)
-    before, gradient = (torch.randn(COUNT, generator=chance) for _ in range(2))
-    parameter = nn.Parameter(before.to(device))
-    optimizer = torch.optim.AdamW([parameter], lr=1e-2, weight_decay=0.01)
-    parameter.grad = gradient.to(device)
-    optimizer.step()
-    after, norm = parameter.detach().cpu(), float(parameter.grad.norm())
-    return {
-        "step": hashlib.sha256(after.numpy().tobytes()).hexdigest()[:16],
-        "sum": float(after.double().sum()),
-        "norm": norm,
-        "norm_bits": norm.hex(),
-    }
+    found = []
+    for kind in dict.fromkeys(["cpu", devices.choose(request.get("device")).type]):
+        chance = torch.Generator().manual_seed(request.get("seed", 0))
+        before, gradient = (torch.randn(COUNT, generator=chance) for _ in range(2))
+        parameter = nn.Parameter(before.to(kind))
+        optimizer = torch.optim.AdamW([parameter], lr=1e-2, weight_decay=0.01)
+        parameter.grad = gradient.to(kind)
+        optimizer.step()
+        after, norm = parameter.detach().cpu(), float(parameter.grad.norm())
+        step = hashlib.sha256(after.numpy().tobytes()).hexdigest()[:16]
+        total = float(after.double().sum())
+        found.append({"device": kind, "step": step, "sum": total, "norm": norm, "norm_bits": norm.hex()})
+    return found
 
 
 def shapes(request: dict) -> dict:
     """Time training steps of the bundled Whisper at one shape, then at changing ones, without emptying the cache."""
-    path = Path(request["model"]).expanduser()
     device = devices.choose(request.get("device"))
     torch.set_num_threads(1)  # hosts of a test may be one machine, and an accelerator does not care
-    model = _trainable(path).to(device).train()
+    model = _trainable(Path(request["model"]).expanduser()).to(device).train()
     _steps(model, device, FIXED[:1])  # the first one ever is slow everywhere
     return {
         "device": device.type,
@@ -69,6 +64,7 @@ def memory(request: dict) -> dict:
     device = devices.choose(request.get("device"))
     model = _trainable(path).to(device).train()
     profile, shape = Profile(base_model=str(path), train=path), shape_of(str(path))
+    assert shape is not None, "the bundled model says its shape"
     frames, tokens = int(100 * LONGEST_S), min(shape.max_target_positions, int(TOKENS_PER_S * LONGEST_S))
     _steps(model, device, [(frames, tokens)], 1)
     few, many = (1, 3) if device.type == "cpu" else (2, 8)
@@ -87,23 +83,25 @@ def _beyond(device: torch.device) -> dict | None:
     """Allocate beyond the limit of torch's, which is set low for that: nobody else's memory is touched."""
     if device.type == "cpu":
         return None
+    own = devices.own_memory(device)
+    assert own is not None, "an accelerator has memory of its own"
     getattr(torch, device.type).set_per_process_memory_fraction(LITTLE)
     try:
-        torch.empty(int(2 * LITTLE * devices.own_memory(device)[1]), dtype=torch.uint8, device=device)
+        torch.empty(int(2 * LITTLE * own[1]), dtype=torch.uint8, device=device)
     except RuntimeError as error:
         is_known = device.type != "mps" or bool(devices.MPS_FULL.search(str(error)))
         return {"is_full": devices.is_out_of_memory(error), "is_known": is_known, "said": str(error)[:400]}
     return {"is_full": False, "is_known": False, "said": ""}
 
 
-def _trainable(path: Path) -> nn.Module:
-    from distributed.worker.whisper_wrapper import WhisperModelWrapper
-
+def _trainable(path: Path) -> WhisperModelWrapper:
     model, processor = load_base(path)
     return WhisperModelWrapper(prepare(model, Profile(base_model=str(path), train=path)), processor, "cpu")
 
 
-def _steps(model: nn.Module, device: torch.device, wanted: Sequence[tuple[int, int]], clips: int = CLIPS) -> dict:
+def _steps(
+    model: WhisperModelWrapper, device: torch.device, wanted: Sequence[tuple[int, int]], clips: int = CLIPS
+) -> dict:
     config = whisper_of(model.model).config
     before, milliseconds, losses = devices.memory_in_use(device), [], []
     for frames, tokens in wanted:

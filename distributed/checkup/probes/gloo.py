@@ -16,7 +16,7 @@ from exogym.comm.process_group import ProcessGroupComm
 from exogym.comm.relayed_store import RelayedStore
 from exogym.errors import PeerLost
 
-WHOLE = 64 << 20  # bytes
+WHOLE = 64 << 20  # bytes, at most
 SMALL = 1 << 20
 MEASURE_S = 4.0  # of one transfer, at most: over Wi-Fi less than 64 MB are sent
 PAUSE_S = 0.05
@@ -28,7 +28,13 @@ def speed(request: dict) -> dict:
     began = time.perf_counter()
     comm = _joined(request)
     formed_s = time.perf_counter() - began
-    count = _agreed(comm) // 4
+    small = torch.zeros(SMALL // 4)
+    comm.all_reduce_(small)
+    seconds = _seconds(lambda: comm.all_reduce_(small), comm)
+    # Both agree on how many bytes pass within MEASURE_S.
+    agreed = torch.tensor([max(SMALL, min(WHOLE, int(SMALL * MEASURE_S / seconds) // 4 * 4))])
+    comm.broadcast_(agreed)
+    count = int(agreed) // 4
     flat = torch.full((count,), float(comm.rank + 1))
     both = _seconds(lambda: comm.all_reduce_(flat), comm)
     is_right = bool((flat == 3.0).all())
@@ -64,7 +70,9 @@ def silent(request: dict) -> dict:
         time.sleep(request["timeout_s"])
     with contextlib.suppress(PeerLost):  # whoever waits gives up by its own clock; gloo is asked below
         comm.all_reduce_(torch.zeros(1))
-    while not (has_ended := comm._work.is_completed()) and time.monotonic() < began + comm.timeout + LATE_S:
+    work = comm._work
+    assert work is not None
+    while not (has_ended := work.is_completed()) and time.monotonic() < began + comm.timeout + LATE_S:
         time.sleep(PAUSE_S)
     return {"has_ended": has_ended, "seconds": time.monotonic() - began, "operation_s": comm.timeout}
 
@@ -92,16 +100,6 @@ def _joined(request: dict) -> ProcessGroupComm:
         timeout=request["timeout_s"],
         key=key,
     )
-
-
-def _agreed(comm: ProcessGroupComm) -> int:
-    """Agree on how many bytes pass within MEASURE_S, 64 MB at most."""
-    small = torch.zeros(SMALL // 4)
-    comm.all_reduce_(small)
-    seconds = _seconds(lambda: comm.all_reduce_(small), comm)
-    agreed = torch.tensor([max(SMALL, min(WHOLE, int(SMALL * MEASURE_S / seconds) // 4 * 4))])
-    comm.broadcast_(agreed)
-    return int(agreed)
 
 
 def _seconds(work: Callable[[], None], comm: ProcessGroupComm) -> float:

@@ -55,17 +55,16 @@ def interfaces(request: dict) -> dict:
 
 def names(request: dict) -> list[dict]:
     """Resolve each of `names`: the addresses in order, the seconds that it took."""
-    return [{"name": name, **_resolved(name)} for name in request["names"]]
-
-
-def _resolved(name: str) -> dict:
-    began = time.perf_counter()
-    try:
-        entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        return {"failed": str(error), "seconds": time.perf_counter() - began}
-    found = [[FAMILIES[entry[0]], entry[4][0]] for entry in entries if entry[0] in FAMILIES]
-    return {"addresses": found, "seconds": time.perf_counter() - began}
+    found: list[dict] = []
+    for name in request["names"]:
+        began = time.perf_counter()
+        try:
+            entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            said: dict = {"addresses": [[FAMILIES[e[0]], e[4][0]] for e in entries if e[0] in FAMILIES]}
+        except (OSError, UnicodeError) as error:
+            said = {"failed": str(error)}
+        found.append({"name": name, **said, "seconds": time.perf_counter() - began})
+    return found
 
 
 def place(request: dict) -> dict:
@@ -89,9 +88,21 @@ def listen(request: dict) -> dict:
 
 
 def connect(request: dict) -> list[dict]:
-    """Connect to each of `targets`, given as [who, address, port]."""
+    """Connect to each of `targets`, given as [who, address, port]: from this process, and from an orphan."""
     attached = [{"to": who, **_both(address, port)} for who, address, port in request["targets"]]
-    detached = _from_orphan(request)
+    reading, writing = os.pipe()
+    with os.fdopen(reading), os.fdopen(writing, "w") as told:
+        parent = subprocess.Popen(
+            [sys.executable, "-c", FORSAKE, *PROBE, "network.orphan"],
+            stdin=reading,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+        told.write(json.dumps({"targets": request["targets"], "parent": parent.pid, "life_s": 30}) + "\n")
+        told.flush()
+        output, _ = parent.communicate(timeout=30)  # to the end of the orphan, which has the same pipe
+    detached = answer_in(output)
     return [{**own, "detached": other} for own, other in zip(attached, detached, strict=True)]
 
 
@@ -113,42 +124,18 @@ def orphan(request: dict) -> list[dict]:
     return [{**_both(address, port), "alone": alone} for _, address, port in request["targets"]]
 
 
-def _from_orphan(request: dict) -> list[dict]:
-    reading, writing = os.pipe()
-    with os.fdopen(reading), os.fdopen(writing, "w") as told:
-        parent = subprocess.Popen(
-            [sys.executable, "-c", FORSAKE, *PROBE, "network.orphan"],
-            stdin=reading,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            text=True,
-        )
-        told.write(json.dumps({"targets": request["targets"], "parent": parent.pid, "life_s": 30}) + "\n")
-        told.flush()
-        output, _ = parent.communicate(timeout=30)  # to the end of the orphan, which has the same pipe
-    return answer_in(output)
-
-
 def _both(address: str, port: int) -> dict:
-    return {"python": _by_python(address, port), "nc": _by_nc(address, port)}
-
-
-def _by_python(address: str, port: int) -> dict:
+    """Connect by Python, and by nc where there is one. Its -G is the time-out for connecting on macOS (man nc)."""
     began = time.perf_counter()
     try:
         socket.create_connection((address, port), timeout=CONNECT_S).close()
+        by_python: dict = {"ok": True, "seconds": time.perf_counter() - began}
     except OSError as error:
-        return {"ok": False, "errno": error.errno, "said": error.strerror or str(error)}
-    return {"ok": True, "seconds": time.perf_counter() - began}
-
-
-def _by_nc(address: str, port: int) -> dict | None:
-    """Connect by nc; None where there is none. -G is the time-out for connecting on macOS (man nc), -w elsewhere."""
+        by_python = {"ok": False, "errno": error.errno, "said": error.strerror or str(error)}
+    program, limit = shutil.which("nc"), ["-w", str(CONNECT_S)]
     if sys.platform == "darwin":
         program, limit = "/usr/bin/nc", ["-G", str(CONNECT_S)]
-    else:
-        program, limit = shutil.which("nc"), ["-w", str(CONNECT_S)]
     if not program:
-        return None
+        return {"python": by_python, "nc": None}
     done = said_by([program, "-z", *limit, address, str(port)], CONNECT_S + 3)
-    return {"ok": done["status"] == 0, **done}
+    return {"python": by_python, "nc": {"ok": done["status"] == 0, **done}}

@@ -1,7 +1,13 @@
-"""The system, its Python and packages, and what a run asks of it: open files, a disk that syncs, no sleep, killing."""
+"""The system, its Python and packages, and what a run asks of it: open files, a disk that syncs, no sleep, killing.
+
+Also the import of torch in a fresh process, and how long it holds up the beats of that and of its parent. The first one
+on a Mac may take up to a minute, as the system scans what is new. A thread of the process itself beats only while the
+import leaves it the interpreter.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -16,8 +22,9 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -30,6 +37,7 @@ from distributed.ssh.local_network import real_python
 from distributed.worker.main import OPEN_FILES, allow_open_files
 
 from .network import ELSEWHERE
+from .probe import PROBE, answer_in
 
 PACKAGES = ("torch", "transformers", "peft", "numpy", "safetensors", "paramiko", "psutil")
 MAC = {
@@ -42,6 +50,7 @@ MANY = OPEN_FILES - 100  # of what is allowed, Python has some itself
 PMSET = "/usr/bin/pmset"
 SOON_S, END_S, GONE_S = 1.0, 5.0, 3.0
 BEAT_EVERY_S = 0.5
+TURN_S = 0.02  # between two turns of a thread while torch is imported
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
 RUN = re.compile(r"\d{8}-\d{6}-selftest(-\d+)?")
 
@@ -53,6 +62,10 @@ def system(request: dict) -> dict:
     programs = dict(MAC) if sys.platform == "darwin" else {}
     if programs:
         programs["codesign"] = ["/usr/bin/codesign", "-dv", running]
+    packages: dict[str, str | None] = dict.fromkeys(PACKAGES)
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
     return {
         "system": platform.system(),
         "release": platform.mac_ver()[0] or platform.release(),
@@ -62,19 +75,12 @@ def system(request: dict) -> dict:
         "python": platform.python_version(),
         "implementation": platform.python_implementation(),
         "executable": running,
-        "base": sys._base_executable,
+        "base": getattr(sys, "_base_executable", ""),
         "platform": sysconfig.get_platform(),
         "is_real_python": real_python() == running,  # the path that the firewall's remedy names
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": packages,
         "programs": {name: said_by(command) for name, command in programs.items()},
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def services(request: dict) -> dict:
@@ -112,44 +118,57 @@ def foreign_address() -> dict:
 
 
 def folder() -> dict:
-    """Sync a new folder of the project, where runs are, since folders for temporary files are never backed up."""
+    """Sync a new folder of the project, where runs are, since folders for temporary files are never backed up.
+
+    On a Mac, ask Time Machine about it before and after it is excluded. The mark goes with the folder.
+    """
     is_mac = sys.platform == "darwin"
+
+    def sync() -> None:
+        if sys.platform == "darwin":
+            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
+        else:
+            os.fsync(handle)
+
+    def excluded() -> str:
+        found = re.search(r"\[(\w+)\]", said_by([TMUTIL, "isexcluded", made])["output"])
+        return found[1] if found else ""
+
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".selftest-") as made:
         handle = os.open(made, os.O_RDONLY)
         try:
             began = time.perf_counter()
-            error = _error(lambda: fcntl.fcntl(handle, fcntl.F_FULLFSYNC) if is_mac else os.fsync(handle))
+            error = _error(sync)
             seconds = time.perf_counter() - began
         finally:
             os.close(handle)
-        sync = {"how": "F_FULLFSYNC" if is_mac else "fsync", "error": error, "seconds": seconds}
-        return {"sync": sync, "backups": _backups(made) if is_mac else None}
-
-
-def _backups(made: str) -> dict:
-    """Ask Time Machine about a folder before and after it is excluded. The mark goes with the folder."""
-    before = _excluded(made)
-    status = said_by([TMUTIL, "addexclusion", made])["status"]
-    return {"before": before, "status": status, "after": _excluded(made)}
-
-
-def _excluded(made: str) -> str:
-    found = re.search(r"\[(\w+)\]", said_by([TMUTIL, "isexcluded", made])["output"])
-    return found[1] if found else ""
+        backups = None
+        if is_mac:
+            before = excluded()
+            status = said_by([TMUTIL, "addexclusion", made])["status"]
+            backups = {"before": before, "status": status, "after": excluded()}
+    how = "F_FULLFSYNC" if is_mac else "fsync"
+    return {"sync": {"how": how, "error": error, "seconds": seconds}, "backups": backups}
 
 
 def awake() -> dict | None:
     """Hold this Mac awake as a host is, by a process that ends with its stdin. None elsewhere."""
     if sys.platform != "darwin":
         return None
-    before = _caffeinated()
+
+    def caffeinated() -> set[str]:
+        """Return only process ids: the rest of the output names programs and devices of the owner's."""
+        return set(re.findall(r"pid (\d+)\(caffeinate\)", said_by([PMSET, "-g", "assertions"])["output"]))
+
+    before = caffeinated()
     holder = subprocess.Popen(["/bin/sh", "-c", HOLD, CAFFEINATE], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert holder.stdin
     try:
         time.sleep(SOON_S)
-        during = _caffeinated() - before
+        during = caffeinated() - before
         holder.stdin.close()
         status = holder.wait(END_S)
-        return {"shown": bool(during), "status": status, "ended": True, "left": bool(during & _caffeinated())}
+        return {"shown": bool(during), "status": status, "ended": True, "left": bool(during & caffeinated())}
     except subprocess.TimeoutExpired:
         return {"shown": bool(during), "status": None, "ended": False, "left": True}
     finally:
@@ -157,17 +176,12 @@ def awake() -> dict | None:
         holder.wait()
 
 
-def _caffeinated() -> set[str]:
-    """Only process ids: the rest of the output names programs and devices of the owner's."""
-    return set(re.findall(r"pid (\d+)\(caffeinate\)", said_by([PMSET, "-g", "assertions"])["output"]))
-
-
 def _error(act: Callable[[], object]) -> str:
     """Return the name of the system's error, "" without one."""
     try:
         act()
     except OSError as error:
-        return errno.errorcode.get(error.errno, str(error.errno))
+        return errno.errorcode.get(error.errno or 0, str(error.errno))
     return ""
 
 
@@ -234,3 +248,46 @@ def forget(request: dict) -> dict:
     folder = Path("runs") / request["run"]
     shutil.rmtree(folder, ignore_errors=True)
     return {"left": folder.exists()}
+
+
+@contextlib.contextmanager
+def longest_gap() -> Iterator[list[float]]:
+    """Measure within a `with` the longest time between two turns of a thread: afterwards, the list's only item."""
+    longest, over = [0.0], threading.Event()
+
+    def turn() -> None:
+        last, is_over = time.perf_counter(), False
+        while not is_over:
+            is_over = over.wait(TURN_S)
+            now = time.perf_counter()
+            longest[0], last = max(longest[0], now - last), now
+
+    thread = threading.Thread(target=turn, daemon=True)
+    thread.start()
+    try:
+        yield longest
+    finally:
+        over.set()
+        thread.join()
+
+
+def imports(request: dict) -> list[dict]:
+    """Import torch in a new process, twice: the first time may take long, the second one is the usual case."""
+    found = []
+    for _ in range(2):
+        began, ask = time.perf_counter(), [*PROBE, "system.import_torch"]
+        with longest_gap() as gap:
+            done = subprocess.run(
+                ask, input='{"life_s": 100}\n', stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        whole_s = time.perf_counter() - began
+        found.append({**answer_in(done.stdout), "whole_s": whole_s, "parent_gap_s": gap[0]})
+    return found
+
+
+def import_torch(request: dict) -> dict:
+    assert "torch" not in sys.modules, "something has imported torch before"
+    began = time.perf_counter()
+    with longest_gap() as gap:
+        import torch  # noqa: F401
+    return {"import_s": time.perf_counter() - began, "gap_s": gap[0]}

@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from distributed.control.messages import split_line
-from distributed.hosts.host_process import environment
+from distributed.hosts.host_process import HostProcess
 from distributed.hosts.paths import PROJECT
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, Hosts
-from distributed.ssh.machine import Machine, Process
+from distributed.ssh.machine import Machine
 
 from .sanitize import Sanitizer
 
@@ -48,14 +47,6 @@ class Place:
             raise ProbeLost(f"{self.letter}: its own address is not known")
         return self.address
 
-    @property
-    def python(self) -> str:
-        return self.machine.expand(self.host.python) if isinstance(self.machine, Remote) else sys.executable
-
-    @property
-    def project(self) -> str:
-        return self.machine.expand(self.host.project_path) if isinstance(self.machine, Remote) else str(PROJECT)
-
 
 @dataclass
 class Desk:
@@ -80,48 +71,44 @@ class Desk:
         self.sanitizer.learn_folders(secrets.get("folders", ()), "home or project")
 
 
-class Asked:
+class Asked(HostProcess):
     """A probe that runs. Its events arrive in a queue, so that waiting for one has an end."""
 
-    def __init__(self, place: Place, process: Process, learn: Callable[[dict], None]):
-        self.place, self.process = place, process
-        self._learn, self._events = learn, queue.SimpleQueue()
-        self._last, self.has_ended = "", False
-        threading.Thread(target=self._listen, daemon=True).start()
+    def __init__(self, desk: Desk, place: Place, probe: str):
+        super().__init__(place.machine, PROBE, probe)
+        self.place, self.has_ended = place, False
+        self._heard: queue.SimpleQueue[dict | None] = queue.SimpleQueue()
+
+        def listen() -> None:
+            for event in self.events():
+                desk.learn(event.pop("secrets", {}), place.letter)
+                self._heard.put(event)
+            self._heard.put(None)
+
+        threading.Thread(target=listen, daemon=True).start()
+
+    def tell(self, message: dict) -> None:
+        self.write(json.dumps(message))
 
     def next(self, *kinds: str, timeout: float | None = None) -> dict:
-        """Its next event of one of these types. Raises ProbeLost for another last word, or none in time."""
+        """Return its next event of one of these types. Raises ProbeLost for another last word, or none in time."""
         while True:
             try:
-                event = self._events.get(timeout=timeout)
+                event = self._heard.get(timeout=timeout)
             except queue.Empty:
                 raise ProbeLost(f"{self.place.letter}: no word within {timeout:g} s") from None
             if event is None:
                 self.has_ended = True
-                raise ProbeLost(f"{self.place.letter}: it ended without an answer{self._last_words()}")
+                last = f": {self.last_words[-300:]}" if self.last_words else ", perhaps with its connection"
+                raise ProbeLost(f"{self.place.letter}: it ended without an answer{last}")
             if event["type"] == "failed":
                 raise ProbeLost(f"{self.place.letter}: {event['message']}")
             if event["type"] in kinds:
                 return event
 
-    def _last_words(self) -> str:
-        return f": {self._last[-300:]}" if self._last else ", perhaps with its connection"
-
-    def write(self, message: dict) -> None:
-        self.process.write(json.dumps(message).encode() + b"\n")
-
-    def _listen(self) -> None:
-        for line in self.process.lines():
-            text, event = split_line(line)
-            self._last = text.strip() or self._last
-            if event:
-                self._learn(event.pop("secrets", {}))
-                self._events.put(event)
-        self._events.put(None)
-
 
 def told(work: Callable[[], Any]) -> dict:
-    """`answer`, or `failed`: one machine that fails keeps no other from answering."""
+    """Return its `answer`, or how it `failed`: one machine that fails keeps no other from answering."""
     try:
         return {"answer": work()}
     except Exception as error:
@@ -129,31 +116,20 @@ def told(work: Callable[[], Any]) -> dict:
 
 
 class Asking:
-    """Starts what one check asks; `end` kills it all, on every machine, and lets nothing more start."""
+    """Starts what one check asks. Its end, as of a `with`, kills it all on every machine; nothing more starts then.
+
+    life_s: after which probes end by themselves, should this process be gone.
+    """
 
     def __init__(self, desk: Desk, life_s: float):
         self.desk, self._life_s = desk, life_s
         self._lock, self._over = threading.Lock(), False
-        self._to_end: list[Callable[[], None]] = []
+        self._to_end: list[Callable[[], object]] = []
 
-    @property
-    def places(self) -> list[Place]:
-        return self.desk.places
+    def __enter__(self) -> Asking:
+        return self
 
-    @property
-    def reached(self) -> tuple[Host, ...]:
-        """Workers' hosts that take part."""
-        return tuple(each.host for each in self.places[1:])
-
-    def at_end(self, act: Callable[[], None]) -> None:
-        with self._lock:
-            if not self._over:
-                self._to_end.append(act)
-                return
-        act()
-        raise ProbeLost("the check is over")
-
-    def end(self) -> None:
+    def __exit__(self, *exc: object) -> None:
         with self._lock:
             self._over = True
         acts = [threading.Thread(target=act, daemon=True) for act in reversed(self._to_end)]
@@ -162,22 +138,38 @@ class Asking:
         for act in acts:
             act.join(10.0)  # a host that is gone must not hold up the others
 
+    @property
+    def places(self) -> list[Place]:
+        return self.desk.places
+
+    @property
+    def hosts(self) -> Hosts:
+        """Return the hosts that take part."""
+        return Hosts(master=self.desk.hosts.master, workers=tuple(each.host for each in self.places[1:]))
+
+    @property
+    def remotes(self) -> list[Remote]:
+        return [each.machine for each in self.places[1:] if isinstance(each.machine, Remote)]
+
+    def at_end(self, act: Callable[[], object]) -> None:
+        with self._lock:
+            if not self._over:
+                self._to_end.append(act)
+                return
+        act()
+        raise ProbeLost("the check is over")
+
     def start(self, place: Place, probe: str, **request: Any) -> Asked:
-        asked = self._begin(place, probe)
+        asked = Asked(self.desk, place, probe)
         self.at_end(asked.process.kill)
-        asked.write({"life_s": self._life_s, **request})
+        asked.tell({"life_s": self._life_s, **request})
         return asked
 
     def forget(self, place: Place, run: str) -> None:
         """Remove what this check's run has left there: also when the check is over."""
-        asked = self._begin(place, "system.forget")
-        asked.write({"life_s": FORGET_S, "run": run})
+        asked = Asked(self.desk, place, "system.forget")
+        asked.tell({"life_s": FORGET_S, "run": run})
         asked.next("answer", timeout=FORGET_S)
-
-    def _begin(self, place: Place, probe: str) -> Asked:
-        env = environment(place.project)
-        process = place.machine.start([place.python, "-m", PROBE, probe], env=env, cwd=place.project)
-        return Asked(place, process, lambda secrets: self.desk.learn(secrets, place.letter))
 
     def ask(self, place: Place, probe: str, **request: Any) -> Any:
         return self.start(place, probe, **request).next("answer")["answer"]
@@ -187,27 +179,15 @@ class Asking:
         return self.on_all(lambda place: self.ask(place, probe, device=place.host.device, **request))
 
     def on_all(self, work: Callable[[Place], Any], places: Sequence[Place] | None = None) -> list[dict]:
-        def one(place: Place) -> dict:
-            return {"host": place.letter, **told(lambda: work(place))}
-
         asked = self.places if places is None else places
         answers: list[dict] = [{}] * len(asked)
-        threads = [
-            threading.Thread(target=lambda n, place: answers.__setitem__(n, one(place)), args=each, daemon=True)
-            for each in enumerate(asked)
-        ]
+
+        def one(number: int, place: Place) -> None:
+            answers[number] = {"host": place.letter, **told(partial(work, place))}
+
+        threads = [threading.Thread(target=one, args=each, daemon=True) for each in enumerate(asked)]
         for thread in threads:
             thread.start()
         for thread in threads:  # daemons: a machine that hangs must not hold up the end of the command
             thread.join()
         return answers
-
-
-@contextlib.contextmanager
-def asking(desk: Desk, life_s: float) -> Iterator[Asking]:
-    """life_s: after which probes end by themselves, should this process be gone."""
-    running = Asking(desk, life_s)
-    try:
-        yield running
-    finally:
-        running.end()

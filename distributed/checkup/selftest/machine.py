@@ -1,4 +1,4 @@
-"""What is asked of each machine by itself, and what the answers mean.
+"""What is asked of each machine by itself, also while somebody closes its lid (`--lid`), and what the answers mean.
 
 Judging is pure: the same answers, also recorded ones, give the same rows.
 """
@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import re
 import sys
-from typing import Any
+import time
 
-from distributed.checkup.findings import Finding, Severity, ok, skipped
+from distributed.checkup.findings import Finding, Severity, ok, problem, skipped
 from distributed.control.timeouts import Timeouts
 from distributed.hosts.paths import PROJECT
+from distributed.ssh.connection import Remote
 from distributed.ssh.machine import LocalMachine
+from whisper_tuner.errors import TunerError
 from whisper_tuner.text import size
 
-from .asking import Asking, Place, ProbeLost
+from .asking import Asked, Asking, Place, ProbeLost
 
 SEND = "Please send report.json."
 NEWEST, OLDEST = (3, 14), (3, 11)
@@ -25,10 +27,11 @@ GROWTH = 2_000_000_000  # bytes of driver memory in six steps of a model of 1.5 
 TOO_LOW = 2.0  # times what was estimated; of the small model on a CPU it is 1.4
 OPEN_FILES = 3900  # beside those that Python itself has open
 OFF = 1e-4  # relative; rounding is 1e-7
-
-
-def failed(what: str, **figures: Any) -> Finding:
-    return Finding(what=what, figures=figures)
+WATCH_S = 60.0
+BACK_S = 30.0  # for a host to answer again, after that
+SILENCE_S = 3.0
+AGAIN_S = 2.0  # for a new connection, as a run tries it
+ASK = "Now close the lid of one Mac, wait 20 seconds, and open it again. This takes a minute; without a lid, just wait."
 
 
 def with_model(probe: str):
@@ -50,13 +53,13 @@ def system(about: dict) -> Finding:
     if about["system"] == "Darwin" and not found:
         return skipped(f"{text}; `sw_vers` said nothing that is understood. {SEND}")
     if found and int(release.split(".")[0]) < 14:
-        return failed(f"{text}: torch's GPU support needs macOS 14")
+        return problem(f"{text}: torch's GPU support needs macOS 14")
     return ok(text)
 
 
 def systems(answers: list[dict]) -> list[Finding]:
     kinds = {entry["answer"]["system"] for entry in answers if "answer" in entry}
-    mixed = failed(f"{' and '.join(sorted(kinds))} cannot train together").named("systems")
+    mixed = problem(f"{' and '.join(sorted(kinds))} cannot train together").named("systems")
     return [mixed] if len(kinds) > 1 else []
 
 
@@ -64,19 +67,19 @@ def python(about: dict) -> Finding:
     """Judge the Python. An Intel one works on an Apple chip too, slowly and without GPU."""
     text = f"{about['python']} {about['machine']}, torch {about['packages']['torch']}"
     if about["system"] == "Darwin" and (about["machine"] != "arm64" or said_in(about, "translated") == "1"):
-        return failed(f"{text}: an Intel Python; use one for arm64 (Homebrew in /opt/homebrew)")
+        return problem(f"{text}: an Intel Python; use one for arm64 (Homebrew in /opt/homebrew)")
     if not about["packages"]["torch"]:
-        return failed(f"{text}: torch is not installed; run: multimac hosts setup")
+        return problem(f"{text}: torch is not installed; run: multimac hosts setup")
     if not OLDEST <= tuple(map(int, about["python"].split(".")[:2])) <= NEWEST:
-        return failed(f"{text}: torch has wheels for Python 3.11 to 3.14")
+        return problem(f"{text}: torch has wheels for Python 3.11 to 3.14")
     if not about["is_real_python"]:
-        return failed(f"{text}: doctor's lines for the firewall name another program than the one that runs")
+        return problem(f"{text}: doctor's lines for the firewall name another program than the one that runs")
     if about["system"] != "Darwin":
         return ok(f"{text}, {about['executable']}")
     # `codesign -dv`: Local Network privacy knows a program by its signature.
     said = about["programs"].get("codesign", {}).get("output", "")
     if "not signed" in said:
-        return failed(f"{text}, not signed: macOS ends unsigned programs on Apple chips")
+        return problem(f"{text}, not signed: macOS ends unsigned programs on Apple chips")
     found = re.search(r"^Identifier=(\S+)", said, re.MULTILINE)
     if not found:
         return skipped(f"{text}; `codesign` said nothing that is understood. {SEND}")
@@ -94,7 +97,7 @@ def imports(both: list[dict]) -> Finding:
     text = f"{text}, of its parent {parent:.1f} s"
     figures = {"seconds": seconds, "gap_s": gap, "parent_gap_s": parent}
     if max(gap, parent) > limit:
-        return failed(f"{text}: after {limit:g} s a host that imports torch counts as lost", **figures)
+        return problem(f"{text}: after {limit:g} s a host that imports torch counts as lost", **figures)
     return ok(text, **figures)
 
 
@@ -116,12 +119,12 @@ def leader(sits: dict) -> Finding:
     shells = f"login shell {sits['shells']['login'] or 'unknown'}"
     if sits["announced"] == sits["group"]:
         return ok(f"the command leads its own process group ({shells})")
-    return failed(f"the command is not in the group that it reported, so it cannot be killed ({shells})")
+    return problem(f"the command is not in the group that it reported, so it cannot be killed ({shells})")
 
 
 def left(sits: dict) -> Finding:
     if sits["left"]:
-        return failed(f"{sits['left']} of 2 processes outlived the kill of their group")
+        return problem(f"{sits['left']} of 2 processes outlived the kill of their group")
     return ok("SIGKILL of a group also ends the children")
 
 
@@ -129,18 +132,18 @@ def zombie(errors: dict) -> Finding:
     text = f"killpg before the wait: {errors['unreaped'] or 'no error'}, after it: {errors['reaped'] or 'no error'}"
     if errors["unreaped"] in ("", "EPERM", "ESRCH") and errors["reaped"] in ("ESRCH", "EPERM"):
         return ok(text, **errors)
-    return failed(f"{text}: the code expects EPERM (macOS), ESRCH or none", **errors)
+    return problem(f"{text}: the code expects EPERM (macOS), ESRCH or none", **errors)
 
 
 def limits(about: dict) -> Finding:
     files, foreign = about["open_files"], about["foreign_address"]
     if why := files.get("failed") or foreign.get("failed"):
-        return failed(why)
+        return problem(why)
     if min(files["after"], files["opened"]) < OPEN_FILES:
         text = f"{files['opened']} files at once: a run that loses hosts often may need more"
-        return failed(text, **files)
+        return problem(text, **files)
     if not foreign["error"]:
-        return failed("listening on another machine's address works: a run would not notice that its own is lost")
+        return problem("listening on another machine's address works: a run would not notice that its own is lost")
     text = f"{files['opened']} files at once; listening on another machine's address gives {foreign['error']}"
     return ok(text, **files)
 
@@ -148,17 +151,17 @@ def limits(about: dict) -> Finding:
 def disk(about: dict) -> Finding:
     folder = about["folder"]
     if "failed" in folder:
-        return failed(folder["failed"])
+        return problem(folder["failed"])
     sync, backups = folder["sync"], folder["backups"]
     if sync["error"]:
-        return failed(f"{sync['how']} of a folder: {sync['error']}; a power cut may undo the last checkpoint")
+        return problem(f"{sync['how']} of a folder: {sync['error']}; a power cut may undo the last checkpoint")
     text = f"{sync['how']} of a folder took {1000 * sync['seconds']:.0f} ms"
     if backups is None:
         return ok(text)
     if (backups["before"], backups["after"]) == ("Included", "Excluded"):
         return ok(f"{text}; Time Machine leaves out what it is told to")
     said = f"{backups['before'] or 'nothing'}, then {backups['after'] or 'nothing'} (status {backups['status']})"
-    return failed(f"{text}; of a folder that was excluded, `tmutil` says {said}: backups may be large")
+    return problem(f"{text}; of a folder that was excluded, `tmutil` says {said}: backups may be large")
 
 
 def awake(about: dict) -> Finding:
@@ -166,11 +169,11 @@ def awake(about: dict) -> Finding:
     if holder is None:
         return skipped("checked on a Mac only")
     if "failed" in holder:
-        return failed(holder["failed"])
+        return problem(holder["failed"])
     if not holder["shown"]:
-        return failed("`pmset -g assertions` does not show `caffeinate`: a host may fall asleep", **holder)
+        return problem("`pmset -g assertions` does not show `caffeinate`: a host may fall asleep", **holder)
     if not holder["ended"] or holder["left"]:
-        return failed("`caffeinate` outlives its command: a host would never sleep again", **holder)
+        return problem("`caffeinate` outlives its command: a host would never sleep again", **holder)
     return ok("`caffeinate` keeps it awake, and ends with its connection", **holder)
 
 
@@ -180,7 +183,7 @@ def arithmetic(answers: list[dict]) -> list[Finding]:
     for entry in answers:
         if "failed" in entry:
             title = f"arithmetic, {entry['host']}" if len(answers) > 1 else "arithmetic"
-            rows.append(failed(entry["failed"]).named(title))
+            rows.append(problem(entry["failed"]).named(title))
     found = [(entry["host"], step) for entry in answers for step in entry.get("answer", [])]
     for kind in dict.fromkeys(step["device"] for _, step in found):
         steps = [(host, step) for host, step in found if step["device"] == kind]
@@ -194,7 +197,7 @@ def _alike(steps: list[tuple[str, dict]], first: dict) -> Finding:
 
     wrong = [host for host, step in steps if any(is_off(step[key], first[key]) for key in ("sum", "norm"))]
     if wrong:
-        return failed(f"{', '.join(wrong)}: another result than {'its own' if len(steps) == 1 else 'A'}'s CPU")
+        return problem(f"{', '.join(wrong)}: another result than {'its own' if len(steps) == 1 else 'A'}'s CPU")
     hosts = ", ".join(host for host, _ in steps)
     names = {"step": "the AdamW step", "norm_bits": "the norm"}
     differing = [name for key, name in names.items() if len({step[key] for _, step in steps}) > 1]
@@ -209,9 +212,9 @@ def shapes(about: dict) -> Finding:
     speed = f"{fixed['median_ms']:.0f} ms a step at one shape, {varying['median_ms']:.0f} ms at changing ones"
     text = f"{about['device']}: {speed}; memory {size(fixed['memory'])}, then {size(varying['memory'])}"
     if not (fixed["is_finite"] and varying["is_finite"]):
-        return failed(f"{text}: a loss is not finite", **about)
+        return problem(f"{text}: a loss is not finite", **about)
     if fixed["memory"] - fixed["memory_before"] > GROWTH:
-        return failed(f"{text}: memory grows at one shape too, so a run would take all of it", **about)
+        return problem(f"{text}: memory grows at one shape too, so a run would take all of it", **about)
     if about["device"] != "cpu" and (varying["median_ms"] > SLOWER * fixed["median_ms"] or grown > GROWTH):
         return ok(f"{text}: changing ones cost time, so runs use few shapes", **about)
     return ok(text, **about)
@@ -221,12 +224,12 @@ def memory(about: dict) -> Finding:
     taken, estimated, beyond = about["taken"], about["estimated"], about["beyond"]
     text = f"{about['device']}: a clip of 30 s takes {size(taken)}, the estimate was {size(estimated)}"
     if about["device"] != "cpu" and taken > TOO_LOW * estimated:
-        return failed(f"{text}: the estimate of memory before a run is wrong", **about)
+        return problem(f"{text}: the estimate of memory before a run is wrong", **about)
     if beyond is None:
         return ok(text, **about)
     if not beyond["is_full"]:
         said = beyond["said"] or "nothing"
-        return failed(f"{text}; past its limit torch says {said}: a run would not know that memory is full")
+        return problem(f"{text}; past its limit torch says {said}: a run would not know that memory is full")
     if not beyond["is_known"]:
         return skipped(f"{text}; past its limit torch says {beyond['said']}. {SEND}", **about)
     return ok(f"{text}; past its limit torch says that memory is full", **about)
@@ -256,3 +259,54 @@ def doctor(report: dict) -> list[Finding]:
         )
         for found in report["findings"]
     ]
+
+
+def watch(asks: Asking) -> list[dict]:
+    """Hear beats of all hosts while somebody closes a lid; tell who came back."""
+    asks.desk.ask_user(ASK)
+    return asks.on_all(lambda place: _watch(asks, place))
+
+
+def _watch(asks: Asking, place: Place) -> dict:
+    """Hear one host, by the wall clock: the other one may stand still while this machine sleeps itself."""
+    began = heard = time.time()
+    until, connections = began + WATCH_S, 1
+    silences: list[list[float]] = []
+
+    def start() -> Asked:
+        seconds = max(1.0, until - time.time())
+        return asks.start(place, "system.beats", seconds=seconds, life_s=seconds + 60)
+
+    asked, own = start(), None
+    while own is None and time.time() < until + BACK_S:
+        try:
+            event = asked.next("beat", "answer", timeout=1.0)
+        except ProbeLost:
+            if asked.has_ended:  # the connection is gone: another one, unless the host does not answer yet
+                try:
+                    if isinstance(place.machine, Remote):
+                        place.machine = Remote.connect(place.host, timeout=AGAIN_S)
+                    connections += 1
+                    asked = start()
+                except TunerError:
+                    time.sleep(1.0)
+            continue
+        now = time.time()
+        if now - heard > SILENCE_S:
+            silences.append([round(heard - began, 1), round(now - began, 1)])
+        heard = now
+        own = event.get("answer")
+    return {"silences": silences, "connections": connections, "own": own, "silent_at_end_s": time.time() - heard}
+
+
+def lid(about: dict) -> Finding:
+    own = about["own"]
+    if own is None:
+        return problem(f"it has not come back: silent for {about['silent_at_end_s']:.0f} s", **about)
+    slept = own["wall_gap_s"]
+    if not about["silences"] and slept < 3.0:
+        return ok(f"it did not sleep; longest gap {slept:.1f} s", **about)
+    when = ", ".join(f"from {begin:.0f} to {end:.0f} s" for begin, end in about["silences"])
+    clock = f"its clocks jumped by {slept:.0f} s (wall) and {own['steady_gap_s']:.0f} s (monotonic)"
+    way = "the connection survived" if about["connections"] == 1 else f"connections made: {about['connections']}"
+    return ok(f"silent {when or 'nowhere'}; {clock}; {way}", **about)

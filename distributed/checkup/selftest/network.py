@@ -11,18 +11,17 @@ import secrets
 import time
 from functools import partial
 
-from distributed.checkup.findings import Finding, ok, skipped
+from distributed.checkup.findings import Finding, ok, problem, skipped
 from distributed.checkup.preflight import preflight
 from distributed.hosts.interfaces import interface_with
 from distributed.hosts.keep_awake import hosts_awake
 from distributed.plan.rendezvous import address_towards, check_is_this_machine
 from distributed.ssh.connection import Remote
-from distributed.ssh.host import Hosts, resolve
+from distributed.ssh.host import resolve
 from distributed.ssh.local_network import WAYS_OUT
 from distributed.ssh.machine import LocalMachine
 
 from .asking import Asked, Asking, Place, told
-from .machine import failed
 
 CONNECT_S = 8.0
 GLOO_S = 10.0  # gloo's own time-out in the tests
@@ -42,7 +41,7 @@ def ask_ssh(asks: Asking) -> list[dict]:
     desk = asks.desk
     check_is_this_machine(desk.hosts.master)
     master = Place(letter="A", host=desk.hosts.master, machine=LocalMachine(desk.hosts.master.address))
-    waiting = [Place(letter=desk.letter(host), host=host, machine=None) for host in desk.hosts.workers]
+    waiting = [Place(letter=desk.letter(host), host=host, machine=master.machine) for host in desk.hosts.workers]
 
     def connect(each: Place) -> str:
         """Messages name a host as ~/.ssh/config does. Behind a jump its name is looked up there."""
@@ -55,8 +54,8 @@ def ask_ssh(asks: Asking) -> list[dict]:
         return "connected"
 
     answers = asks.on_all(connect, waiting)
-    desk.places = [master, *(each for each in waiting if each.machine)]
-    desk.held.enter_context(hosts_awake([each.machine for each in desk.places[1:]]))
+    desk.places = [master, *(each for each in waiting if isinstance(each.machine, Remote))]
+    desk.held.enter_context(hosts_awake(asks.remotes))
     return [{"host": "A", "answer": "this machine"}, *answers]
 
 
@@ -66,7 +65,7 @@ def interfaces(about: dict) -> Finding:
     hardware = {device: port for port, device in re.findall(r"Hardware Port: (.*)\nDevice: (\S+)", said)}
     used = [one for one in about["interfaces"] if one["up"] and _has_ipv4(one) and not one["name"].startswith("lo")]
     if not used:
-        return failed("no interface with an IPv4 address but loopback")
+        return problem("no interface with an IPv4 address but loopback")
     shown = []
     for one in used:
         kinds = list(dict.fromkeys(kind for _, kind in one["addresses"]))
@@ -92,16 +91,16 @@ def names(found: list[dict]) -> Finding:
     wrong += [f"{one['name']} has no IPv4 address" for one in found if not _has_ipv4(one) and "failed" not in one]
     slowest = max((one["seconds"] for one in found), default=0.0)
     if wrong:
-        return failed("; ".join(wrong))
+        return problem("; ".join(wrong))
     if slowest > SLOW_NAME_S:
-        return failed(f"a name took {slowest:.1f} s: put addresses into the hosts file")
+        return problem(f"a name took {slowest:.1f} s: put addresses into the hosts file")
     return ok(f"each host is found, the slowest in {1000 * slowest:.0f} ms")
 
 
 def ask_place(asks: Asking) -> list[dict]:
     """Find every host's own address, as a run would have it; on one machine alone, that on its own network."""
-    hosts, remotes = asks.desk.hosts, [each.machine for each in asks.places[1:]]
-    peer = address_towards(Hosts(master=hosts.master, workers=asks.reached), remotes) if remotes else ""
+    remotes = asks.remotes
+    peer = address_towards(asks.hosts, remotes) if remotes else ""
 
     def find(each: Place) -> dict:
         if peer and each is asks.places[0]:
@@ -124,14 +123,13 @@ def ask_preflight(asks: Asking) -> dict | None:
     """Look at all hosts as before a run. None on one machine alone."""
     if len(asks.places) < 2:
         return None
-    hosts = Hosts(master=asks.desk.hosts.master, workers=asks.reached)
-    with preflight(None, hosts) as report:
+    with preflight(None, asks.hosts) as report:
         asks.desk.machine_workers = report.machine_workers
         for each, facts in zip(asks.places, report.hosts, strict=True):
             each.address = facts.address or each.address
         letters = {each.host.address: each.letter for each in asks.places}
         pairs = [[letters[p.source], letters[p.target], p.latency_s, p.mbit, p.failed, p.errno] for p in report.pairs]
-        problems = [[problem.severity, problem.check, str(problem)] for problem in report.problems]
+        problems = [[found.severity, found.check, str(found)] for found in report.problems]
         return {"seconds": report.seconds, "pairs": pairs, "problems": problems}
 
 
@@ -140,7 +138,7 @@ def hosts_check(report: dict | None) -> list[Finding]:
         return []
     errors = [text for severity, _, text in report["problems"] if severity == "error"]
     if errors:
-        return [failed("\n".join(errors))]
+        return [problem("\n".join(errors))]
     rates = [mbit for _, _, _, mbit, _, _ in report["pairs"] if mbit]
     slowest = f", slowest link {min(rates):.0f} Mbit/s" if rates else ""
     warnings = "".join(f"\nwarning: {text}" for _, _, text in report["problems"])
@@ -168,7 +166,7 @@ def connect(answers: list[dict]) -> list[Finding]:
     rows = []
     for entry in answers:
         if "failed" in entry:
-            rows.append(failed(entry["failed"]).named(f"connect, {entry['host']}"))
+            rows.append(problem(entry["failed"]).named(f"connect, {entry['host']}"))
             continue
         for link in entry["answer"]:
             rows.append(_connection(link).named(f"connect {entry['host']} -> {link['to']}"))
@@ -181,15 +179,15 @@ def _connection(link: dict) -> Finding:
     if not here["ok"]:
         text = f"Python: {here['said']} ({here['errno']})"
         if nc and nc["ok"] and here["errno"] in EHOSTUNREACH:
-            return failed(f"{text}, but nc connects: Local Network privacy of macOS. {WAYS_OUT}")
+            return problem(f"{text}, but nc connects: Local Network privacy of macOS. {WAYS_OUT}")
         if nc and nc["ok"]:
-            return failed(f"{text}, but nc connects: something blocks this Python (firewall, privacy)")
-        return failed(f"{text}{'' if nc is None else '; nc too'}: a firewall, or no way to that host")
+            return problem(f"{text}, but nc connects: something blocks this Python (firewall, privacy)")
+        return problem(f"{text}{'' if nc is None else '; nc too'}: a firewall, or no way to that host")
     if not detached["python"]["ok"]:
         error = detached["python"]
         what = f"not once its parent is gone: {error['said']} ({error['errno']})"
         how = "A run would lose the network with its terminal: start it within `ssh localhost`"
-        return failed(f"Python connects, but {what}. {how}")
+        return problem(f"Python connects, but {what}. {how}")
     if not detached["alone"]:
         return skipped("Python connects; the detached process kept its parent")
     by_nc = "no nc here" if nc is None else "so does nc" if nc["ok"] else "nc does not"
@@ -198,20 +196,20 @@ def _connection(link: dict) -> Finding:
 
 def ask_gloo(asks: Asking) -> list[dict]:
     """Measure pairs of hosts, one after the other; alone, two processes on this machine's own address."""
-    return [{"pair": [a.letter, b.letter], **told(partial(_speed, asks, a, b))} for a, b in _pairs(asks)]
+
+    def speed(a: Place, b: Place) -> dict:
+        first, second = _joined(asks, "gloo.speed", a, b, GLOO_S)
+        try:
+            return first.next("answer", timeout=SPEED_S)["answer"]
+        finally:
+            for asked in (first, second):
+                asked.process.kill()
+
+    return [{"pair": [a.letter, b.letter], **told(partial(speed, a, b))} for a, b in _pairs(asks)]
 
 
 def _pairs(asks: Asking) -> list[tuple[Place, Place]]:
     return list(itertools.combinations(asks.places, 2))[:MOST_PAIRS] or [(asks.places[0], asks.places[0])]
-
-
-def _speed(asks: Asking, a: Place, b: Place) -> dict:
-    first, second = _joined(asks, "gloo.speed", a, b, GLOO_S)
-    try:
-        return first.next("answer", timeout=SPEED_S)["answer"]
-    finally:
-        for asked in (first, second):
-            asked.process.kill()
 
 
 def _joined(asks: Asking, probe: str, a: Place, b: Place, timeout_s: float, **more: float) -> tuple[Asked, Asked]:
@@ -224,23 +222,23 @@ def _joined(asks: Asking, probe: str, a: Place, b: Place, timeout_s: float, **mo
         asked.next("ready", timeout=READY_S)
     key = secrets.token_hex(32)
     for asked in (first, second):
-        asked.write({"key": key})
+        asked.tell({"key": key})
     for asked, other in ((first, second), (second, first)):
-        other.write(asked.next("set", timeout=FORMED_S))
+        other.tell(asked.next("set", timeout=FORMED_S))
     return first, second
 
 
 def gloo(answers: list[dict]) -> list[Finding]:
     def judge(entry: dict) -> Finding:
         if "failed" in entry:
-            return failed(f"{entry['failed']}: ranks would not find each other")
+            return problem(f"{entry['failed']}: ranks would not find each other")
         about = entry["answer"]
         rates, sent = about["mbit"], f"{about['bytes'] >> 20} MB"
         text = f"{rates['there']:.0f} Mbit/s there, {rates['back']:.0f} back, {rates['both']:.0f} all_reduce ({sent})"
         if not about["is_right"]:
-            return failed(f"{text}: the sum is wrong", **about)
+            return problem(f"{text}: the sum is wrong", **about)
         if min(rates.values()) < SLOW_MBIT:
-            return failed(f"{text}: use a cable, or move closer to the access point", **about)
+            return problem(f"{text}: use a cable, or move closer to the access point", **about)
         return ok(f"{text}, formed in {about['formed_s']:.1f} s", **about)
 
     rows = []
@@ -280,4 +278,4 @@ def silent_peer(about: dict) -> list[Finding]:
     if about["has_ended"]:
         return [ok(f"{text}; {asked:g} s were asked for", **about)]
     what = f"gloo does not keep to a single operation's time-out ({asked:g} s): it keeps buffers for longer"
-    return [failed(what, **about)]
+    return [problem(what, **about)]

@@ -69,9 +69,8 @@ class Sanitizer:
                     self._names.setdefault(part.lower(), f"{as_word} ({kind})" if kind else as_word)
         known = sorted(self._names, key=len, reverse=True)
         words = "|".join(map(re.escape, known))  # and what follows after a dot is a domain of the owner's
-        self._pattern = (
-            re.compile(rf"(?<![a-z0-9])({words})(?:\.[a-z0-9-]+)*(?![a-z0-9])", re.IGNORECASE) if known else None
-        )
+        if known:
+            self._pattern = re.compile(rf"(?<![a-z0-9])({words})(?:\.[a-z0-9-]+)*(?![a-z0-9])", re.IGNORECASE)
 
     def learn_folders(self, folders: Iterable[str], kind: str) -> None:
         for folder in folders:
@@ -100,12 +99,9 @@ class Sanitizer:
             text = re.sub(rf"(?<![\w/]){re.escape(folder)}{rest}", lambda found: self._kind_of_path(found[0]), text)
         text = PATH.sub(lambda found: self._kind_of_path(found[0]), text)
         text = LONG_KEY.sub("<key>", text)  # a path may be as long as a key
-        if self._names:
-            text = self._pattern.sub(self._word, text)
+        if self._pattern:
+            text = self._pattern.sub(lambda found: self._names[found[1].lower()], text)
         return _without_addresses(E_MAIL.sub("<e-mail>", text))
-
-    def _word(self, found: re.Match[str]) -> str:
-        return self._names[found[1].lower()]
 
     def _kind_of_path(self, path: str) -> str:
         own = [kind for folder, kind in self._folders.items() if (path + "/").startswith(folder + "/")]

@@ -11,15 +11,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from loopback_sshd import SshServer
 from waiting import wait_until
 
-from distributed.checkup.folders import are_nested, folder_problems, shared_folders
-from distributed.checkup.look import Look
-from distributed.checkup.preflight import preflight
-from distributed.checkup.session import Session
+from distributed.checkup.look import Look, Session
+from distributed.checkup.preflight import are_nested, folder_problems, preflight, shared_folders
 from distributed.hosts import sync as sync_module
 from distributed.hosts.agent import files as agent_folders
 from distributed.hosts.paths import PROJECT, SyncItem
@@ -114,16 +113,12 @@ def test_no_mark_stays_where_an_agent_ends_by_its_alarm(tmp_path):
 
 
 def test_a_host_that_says_it_saw_what_is_nowhere_is_not_believed():
-    class Liar:
-        def send(self, op: str, **_: object) -> str:
-            return op
-
-        def answer(self, op: str, *_: object) -> dict:
-            lie = {"marks": [["own", []]], "master": "", "busy": False}
-            return lie if op == "mark" else {"seen": [["none", []], ["own", []]]}
-
+    lies = {
+        "mark": {"marks": [["own", []]], "master": "", "busy": False},
+        "seen": {"seen": [["none", []], ["own", []]]},
+    }
     look = Look(0, MASTER)
-    look.session = Liar()
+    look.session = SimpleNamespace(send=lambda op, **_: op, answer=lambda op, *_: lies[op])
     assert folder_problems([look], 0.0) == []
 
 
@@ -177,7 +172,7 @@ def item(tmp_path: Path) -> SyncItem:
 
 def be(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(sync_module, "this_master", lambda: [f"id of {name}", name])
-    monkeypatch.setattr("distributed.checkup.folders.this_master", lambda: [f"id of {name}", name])
+    monkeypatch.setattr("distributed.checkup.preflight.this_master", lambda: [f"id of {name}", name])
 
 
 def test_another_master_is_refused_while_the_first_is_at_work_and_not_afterwards(hosts_at, tmp_path, monkeypatch):

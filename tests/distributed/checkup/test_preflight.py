@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import shutil
@@ -16,12 +17,10 @@ from rich.console import Console
 from small_run import folder, job, run_dir
 from waiting import wait_until
 
-from distributed.checkup import session as preflight_session
-from distributed.checkup.facts import Report
-from distributed.checkup.look import Look
-from distributed.checkup.needs import read_own_files
-from distributed.checkup.preflight import preflight
-from distributed.checkup.session import Session
+from distributed.checkup import look as looking
+from distributed.checkup.judge import read_own_files
+from distributed.checkup.look import Look, Session
+from distributed.checkup.preflight import Report, preflight
 from distributed.plan.job import resolve
 from distributed.ssh.host import Host, Hosts
 from distributed.ssh.machine import LocalMachine
@@ -34,7 +33,7 @@ PROJECT = Path(__file__).parents[3]
 MASTER = Host(address="localhost")
 CONFIG = """
 [profile:tiny]
-base_model = {project}/bundled/model
+base_model = {model}
 train = {project}/bundled/data/train.csv
 epochs = 1
 batch_size = 4
@@ -46,9 +45,9 @@ def worker(ssh_server: SshServer) -> Host:
     return replace(ssh_server.host, python_env=sys.executable)
 
 
-def tiny(folder: Path, text: str = ""):
+def tiny(folder: Path, text: str = "", *, base_model: Path = PROJECT / "bundled/model"):
     path = folder / "config.ini"
-    path.write_text(CONFIG.format(project=PROJECT) + text)
+    path.write_text(CONFIG.format(project=PROJECT, model=base_model) + text)
     return resolve(ConfigFile(path), "tiny")
 
 
@@ -70,21 +69,16 @@ def shown(report: Report) -> str:
 
 def agents() -> list[str]:
     """Agents of this test, and the processes in which they import torch."""
-    return [" ".join(process.info["cmdline"]) for process in psutil.process_iter(["cmdline"]) if is_ours(process)]
-
-
-def is_ours(process: psutil.Process) -> bool:
-    line = " ".join(process.info["cmdline"] or ())
-    if not ("-X utf8 -c" in line and "multimac agent" in line) and "torch.backends.mps" not in line:
-        return False
-    try:
-        values = process.environ()
-    except psutil.Error:
-        return False
     test = os.environ["PYTEST_CURRENT_TEST"]
-    return values.get("PYTEST_CURRENT_TEST") == test or test.split("::")[-1].split(" ")[0][:25] in values.get(
-        "HOME", ""
-    )
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if ("-X utf8 -c" in line and "multimac agent" in line) or "torch.backends.mps" in line:
+            with contextlib.suppress(psutil.Error):
+                values = process.environ()
+                by_ssh = test.split("::")[-1].split(" ")[0][:25] in values.get("HOME", "")
+                found += [line] if by_ssh or values.get("PYTEST_CURRENT_TEST") == test else []
+    return found
 
 
 def wait_until_no_agent_is_left(seconds: float = 3.0) -> None:
@@ -101,10 +95,8 @@ def test_a_healthy_host(worker, tmp_path):
     assert there.facts["python"] == list(sys.version_info[:3])
     assert there.device == "cpu" or there.torch == {"late": True}  # on a machine that is busy with other things
     assert abs(there.clock_ahead_s) < 0.5 and len(there.differ) > 50 and there.space["free"] > 0
-    assert [(pair.source, pair.target) for pair in report.pairs] == [
-        ("localhost", "127.0.0.1"),
-        ("127.0.0.1", "localhost"),
-    ]
+    names = ("localhost", "127.0.0.1")
+    assert [(pair.source, pair.target) for pair in report.pairs] == [names, names[::-1]]
     assert all(pair.mbit > 1 and pair.latency_s < 0.1 for pair in report.pairs)
     assert report.machine_workers == (2, 2)  # the same machine by another name
     assert "2 hosts checked" in report.summary()
@@ -191,22 +183,20 @@ def test_a_master_that_is_another_machine(no_torch, worker):
     assert raised.value.exit_status == ExitStatus.CONFIG
 
 
-def test_files_of_the_master_that_cannot_be_read(no_torch, worker, tmp_path):
-    broken = tmp_path / "model"
+def test_files_of_the_master_that_cannot_be_read_and_the_disk_of_its_runs(no_torch, worker, tmp_path):
+    broken, runs = tmp_path / "model", tmp_path / "runs"
     shutil.copytree(PROJECT / "bundled/model", broken)
     with (broken / "model.safetensors").open("r+b") as weights:
         weights.truncate(100_000)
     (tmp_path / "one.csv").write_text("audio,text\nclip.wav,hello\n")
     (tmp_path / "clip.wav").symlink_to(tmp_path / "gone.wav")
-    path = tmp_path / "config.ini"
-    path.write_text(
-        f"[profile:tiny]\nbase_model = {broken}\ntrain = {PROJECT}/bundled/data/train.csv\n"
-        f"validation = {tmp_path}/none.csv\ntest = {tmp_path}/one.csv\n"
-    )
-    report = look(worker, job=resolve(ConfigFile(path), "tiny"))
+    more = f"validation = {tmp_path}/none.csv\ntest = {tmp_path}/one.csv\nruns_dir = {runs}\n"
+    report = look(worker, job=tiny(tmp_path, more, base_model=broken))
     model, validation, test = wrong(report, "files")
     assert "model.safetensors is damaged, or was not copied whole" in model
     assert "no such manifest" in validation and "one.csv: no usable row" in test
+    assert report.hosts[0].space["root"] == str(runs) and not runs.exists()
+    assert report.hosts[1].space["root"] == worker.project_path
     with pytest.raises(DataError):
         report.raise_if_errors()
 
@@ -234,12 +224,6 @@ def test_a_defect_of_ours_is_no_healthy_host(no_torch, worker, monkeypatch):
     monkeypatch.setattr("distributed.checkup.preflight.Remote.connect", broken)
     with pytest.raises(ZeroDivisionError):
         look(worker)
-
-
-def test_the_disk_of_the_runs_counts_on_the_master(no_torch, worker, tmp_path):
-    report = look(worker, job=tiny(tmp_path, f"runs_dir = {tmp_path / 'runs'}\n"))
-    assert report.hosts[0].space["root"] == str(tmp_path / "runs") and not (tmp_path / "runs").exists()
-    assert report.hosts[1].space["root"] == worker.project_path
 
 
 def test_a_folder_of_this_machine_that_cannot_be_used_has_its_own_remedy(tmp_path):
@@ -301,10 +285,8 @@ def test_an_interrupt_leaves_nothing_behind(ssh_server, tmp_path, number):
 
 
 def test_an_agent_ends_by_itself(monkeypatch):
-    from distributed.ssh.machine import LocalMachine
-
-    monkeypatch.setattr(preflight_session, "LIFE_S", 1)
-    session = preflight_session.Session(LocalMachine("here"), sys.executable)
+    monkeypatch.setattr(looking, "LIFE_S", 1)
+    session = Session(LocalMachine("here"), sys.executable)
     assert session.call("clock", time.monotonic() + 10)["clock"] == pytest.approx(time.time(), abs=5)
     assert session.ended(5)
     with pytest.raises(HostError, match="gave no answer"):

@@ -1,15 +1,15 @@
-import itertools
+import re
 from types import SimpleNamespace
 
 import pytest
 from packaging.specifiers import SpecifierSet
 
 from distributed.checkup.doctor.machine import look_at_this_machine
-from distributed.checkup.facts import HostFacts, Pair, Report
 from distributed.checkup.findings import Finding, Severity
-from distributed.checkup.judge import Judge
-from distributed.checkup.links import tournament
-from distributed.checkup.needs import Needs
+from distributed.checkup.judge import Judge, Needs
+from distributed.checkup.links import Pair
+from distributed.checkup.look import HostFacts
+from distributed.checkup.preflight import Report
 from distributed.hosts.environment import Pins
 from distributed.ssh.host import Host
 from whisper_tuner.errors import ConfigError, ExitStatus, HostError
@@ -48,8 +48,8 @@ def host(address: str = "b", *, device: str | None = None, free: int = 100 * GB,
     )
 
 
-def problems(worker: HostFacts, needs: Needs = NEEDS) -> list[Finding]:
-    return list(Judge(worker, host("a"), PINS, needs, "multimac hosts setup").all())
+def problems(worker: HostFacts, master: HostFacts | None = None, **more) -> list[Finding]:
+    return list(Judge(worker, master or host("a"), PINS, NEEDS, "multimac hosts setup", **more).all())
 
 
 def test_a_mac_is_told_how_to_get_space_that_finder_shows_already():
@@ -59,8 +59,9 @@ def test_a_mac_is_told_how_to_get_space_that_finder_shows_already():
     assert "tmutil" not in problem.remedy
 
 
-def test_nothing_is_wrong_with_a_good_host():
-    assert problems(host()) == []
+@pytest.mark.parametrize("good", [host(), host(free=2 * GB, held=2 * GB), HostFacts(host=Host(address="b"))])
+def test_nothing_is_wrong_with_a_good_host_or_unknown_facts_and_what_is_held_needs_no_room(good):
+    assert problems(good) == []
 
 
 @pytest.mark.parametrize(
@@ -72,11 +73,7 @@ def test_nothing_is_wrong_with_a_good_host():
         ({"rivals": [["exogym", "/site", True]]}, ERROR, "another exogym would be loaded: /site"),
         ({"rivals": [["exogym", "/site", False]]}, WARNING, "another exogym is installed in /site"),
         ({"clock_ahead_s": -3.25}, WARNING, "its clock is 3.2 s behind the master's"),
-        (
-            {"free": GB},
-            ERROR,
-            "1.0 GB free for /root/project, but 3.0 GB needed (2.0 GB to send, 1.0 GB for checkpoints)",
-        ),
+        ({"free": GB}, ERROR, "1.0 GB free for /root/project, but 3.0 GB needed (2.0 GB to send, 1.0 GB for checkpoi"),
         ({"memory": {"total": GB, "available": GB}}, ERROR, "needs about 2.0 GB of memory, it has 1.0 GB"),
         ({"memory": {"total": 3 * GB, "available": GB}}, WARNING, "would take about 4.0 GB of memory, it has 3.0 GB"),
         ({"memory": {"total": 8 * GB, "available": GB}}, WARNING, "of 8.0 GB only 1.0 GB are free now"),
@@ -84,16 +81,8 @@ def test_nothing_is_wrong_with_a_good_host():
         ({"device": "cuda"}, ERROR, "device cuda is set, but its torch sees no CUDA cards"),
         ({"device": "cuda:2", "torch": TORCH | {"cuda": 2}}, ERROR, "device cuda:2 is set, but its torch sees 2"),
         ({"device": "cuda", "torch": TORCH | {"cuda": 1, "cuda_memory": GB // 4}}, ERROR, "its GPU has 250.0 MB"),
-        (
-            {"device": "cuda", "torch": TORCH | {"cuda": 1, "cuda_memory": GB}},
-            WARNING,
-            "about 3.0 GB of memory, its GPU",
-        ),
-        (
-            MAC | {"memory": {"total": 12 * GB, "available": 12 * GB}},
-            ERROR,
-            "about 9.0 GB of memory, its GPU has 8.0 GB",
-        ),
+        ({"device": "cuda", "torch": TORCH | {"cuda": 1, "cuda_memory": GB}}, WARNING, "3.0 GB of memory, its GPU"),
+        (MAC | {"memory": {"total": 12 * GB, "available": 12 * GB}}, ERROR, "9.0 GB of memory, its GPU has 8.0 GB"),
         (MAC | {"torch": MPS | {"mps_memory": 16 * GB}}, WARNING, "about 18.0 GB of memory, its GPU has 16.0 GB"),
         ({"torch": {"failed": "ImportError: no libgomp"}}, ERROR, "torch does not load: ImportError: no libgomp"),
         ({"torch": {"late": True}}, WARNING, "not checked in time"),
@@ -128,16 +117,14 @@ def test_a_host_without_a_python_that_can_train_says_which_it_has(passed, fittin
     ],
 )
 def test_hosts_that_are_one_machine_share_its_memory(sharing, severity, said):
-    memory = {"total": 16 * GB, "available": 7 * GB}
-    (problem,) = Judge(host(memory=memory), host("a"), PINS, NEEDS, "multimac hosts setup", sharing=sharing).all()
+    (problem,) = problems(host(memory={"total": 16 * GB, "available": 7 * GB}), sharing=sharing)
     assert (problem.severity, problem.what) == (severity, said) and problem.remedy
 
 
 def test_what_strategies_may_take_is_in_the_machines_memory_also_where_a_card_trains():
     card = host(device="cuda", torch=TORCH | {"cuda": 1, "cuda_memory": 80 * GB})
     plain = host(device="cpu")
-    for facts in (card, plain):
-        assert not list(Judge(facts, host("a"), PINS, NEEDS, "multimac hosts setup").all())
+    assert not problems(card) and not problems(plain)
     assert card.spare_memory == plain.spare_memory > 0
 
 
@@ -152,8 +139,8 @@ def test_the_doctor_has_needs_for_each_device(torch, tmp_path, monkeypatch):
 
 def test_workers_spread_over_the_cards_of_a_machine():
     cards = host(device="cuda", torch=TORCH | {"cuda": 4, "cuda_memory": 4 * GB})
-    assert not list(Judge(cards, host("a"), PINS, NEEDS, "multimac hosts setup", sharing=4).all())
-    (problem,) = Judge(cards, host("a"), PINS, NEEDS, "multimac hosts setup", sharing=5).all()
+    assert not problems(cards, sharing=4)
+    (problem,) = problems(cards, sharing=5)
     assert "whole batches would take about 6.0 GB of memory, its GPU has 4.0 GB for 2 workers" in problem.what
 
 
@@ -167,7 +154,7 @@ def test_hosts_setup_is_for_workers_only():
     changes = {"python": [3, 10, 9], "torch": {"failed": "ImportError: no libgomp"}}
     assert all("hosts setup" in problem.remedy for problem in problems(host(**changes)))
     master = host("a", **changes)
-    own = list(Judge(master, master, PINS, NEEDS, "multimac hosts setup").all())
+    own = problems(master, master)
     assert len(own) == 2 and all(problem.remedy.endswith("un: make setup") for problem in own)
 
 
@@ -175,23 +162,9 @@ def test_hosts_setup_is_for_workers_only():
 def test_old_code_is_sent_anew_unless_that_is_ruled_out(sync, count):
     old = host()
     old.differ = ["a.py", "b.py", "c.py", "d.py"]
-    found = list(Judge(old, host("a"), PINS, NEEDS, "multimac hosts setup", sync=sync).all())
-    assert [problem.what.rpartition(": ")[2] for problem in found] == ["a.py, b.py, c.py, ..."] * count
-
-
-def test_what_a_host_holds_already_needs_no_room():
-    assert problems(host(free=2 * GB, held=2 * GB)) == []
-
-
-def test_unknown_facts_are_no_problems():
-    assert problems(HostFacts(host=Host(address="b"))) == []
-
-
-@pytest.mark.parametrize("count", range(2, 8))
-def test_tournament_holds_every_ordered_pair_once_and_disjoint_ones_together(count):
-    turns = tournament(range(count))
-    assert sorted(pair for turn in turns for pair in turn) == sorted(itertools.permutations(range(count), 2))
-    assert all(len({host for pair in turn for host in pair}) == 2 * len(turn) for turn in turns)
+    assert [problem.what.rpartition(": ")[2] for problem in problems(old, sync=sync)] == [
+        "a.py, b.py, c.py, ..."
+    ] * count
 
 
 def test_hosts_with_the_same_boot_are_one_machine():
@@ -201,22 +174,24 @@ def test_hosts_with_the_same_boot_are_one_machine():
     assert Report(hosts=[*hosts, unreached]).machine_workers == (2, 1, 2, 1, 1, 1)
 
 
-def test_errors_become_one():
-    hosts = [HostFacts(host=Host(address=name)) for name in "abc"]
-    warning = Finding(hosts=("a",), what="slow", severity=WARNING)
-    Report(hosts=hosts, problems=[warning]).raise_if_errors()
-    one = Finding(hosts=("a",), what="disk", remedy="Free it.")
-    with pytest.raises(HostError, match=r"^a: disk\n  Free it\.$"):
-        Report(hosts=hosts, problems=[warning, one]).raise_if_errors()
-    link = Finding(hosts=("b", "c"), what="b -> c: no answer", remedy="Firewall.")
-    with pytest.raises(
-        HostError, match=r"^a, b, c: 2 problems:\na: disk\n  Free it\.\nb -> c: no answer\n  Firewall\.$"
-    ):
-        Report(hosts=hosts, problems=[one, link]).raise_if_errors()
-    with pytest.raises(ConfigError, match=r"^a: not this"):
-        Report(
-            hosts=hosts, problems=[Finding(hosts=("a",), what="not this", status=ExitStatus.CONFIG)]
-        ).raise_if_errors()
+LINK = Finding(hosts=("b", "c"), what="b -> c: no answer", remedy="Firewall.")
+FULL = Finding(hosts=("a",), what="disk", remedy="Free it.")
+SLOW = Finding(hosts=("a",), what="slow", severity=WARNING)
+MINE = Finding(hosts=("a",), what="not this", status=ExitStatus.CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "said"),
+    [
+        ([SLOW, FULL], HostError, "a: disk\n  Free it."),
+        ([FULL, LINK], HostError, "a, b, c: 2 problems:\na: disk\n  Free it.\nb -> c: no answer\n  Firewall."),
+        ([MINE], ConfigError, "a: not this"),
+    ],
+)
+def test_errors_become_one(found, kind, said):
+    Report(hosts=[], problems=[SLOW]).raise_if_errors()
+    with pytest.raises(kind, match=f"^{re.escape(said)}$"):
+        Report(hosts=[], problems=found).raise_if_errors()
 
 
 def test_the_slowest_link_is_named():

@@ -6,8 +6,10 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from distributed.checkup.facts import HostFacts, Pair, Report
 from distributed.checkup.findings import Finding, Severity
+from distributed.checkup.links import Pair
+from distributed.checkup.look import HostFacts
+from distributed.checkup.preflight import Report
 from distributed.ssh.host import Host
 from multimac.view.preflight_view import show
 from multimac.view.terminal import fitting

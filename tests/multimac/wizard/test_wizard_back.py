@@ -12,8 +12,9 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 from rich.console import Console
 
-from distributed.checkup.facts import HostFacts, Report
 from distributed.checkup.findings import Finding
+from distributed.checkup.look import HostFacts
+from distributed.checkup.preflight import Report
 from distributed.hosts.interfaces import Route
 from distributed.ssh.host import Hosts
 from multimac.wizard import hosts as asking

@@ -1,4 +1,7 @@
-"""The quick checks, and how findings are shown."""
+"""The quick checks, and how findings are shown.
+
+Outputs are as macOS's manual pages and published transcripts show them; none was recorded on a Mac of ours.
+"""
 
 import json
 import os
@@ -16,14 +19,18 @@ from distributed.checkup import programs
 from distributed.checkup.doctor.machine import (
     check_environment,
     check_packages,
+    check_ssh_keys,
+    check_ssh_server,
     found_rivals,
     guarded,
     judge_device,
+    judge_display,
+    judge_firewall,
     judge_macos,
+    judge_sleep,
     machine_checks,
     shortened,
 )
-from distributed.checkup.doctor.services import check_ssh_keys, check_ssh_server
 from distributed.checkup.findings import Check, Finding, Severity, examine, exit_status, ok, problem, skipped, warning
 from distributed.checkup.look import Look
 from distributed.plan.job import resolve
@@ -133,12 +140,6 @@ def rows(monkeypatch, tmp_path):
         ("python", {}, OK, "python"),
         ("python", {"python": [3, 9, 6]}, ERROR, "Python 3.9.6 at /env/bin/python; needs <3.15,>=3.11"),
         ("rival packages", {"rivals": [["exogym", "/s", True]]}, ERROR, "another exogym would be loaded: /s"),
-        (
-            "rival packages",
-            {"rivals": [["exogym", "/s", False]]},
-            WARNING,
-            "another exogym is installed in /s",
-        ),
         ("disk", {}, OK, "400.0 GB free for /project; 500.0 GB free for /runs"),
         ("disk", {"free": (5e9, 5e11)}, WARNING, "5.0 GB free for /project"),
         ("disk", {"free": (4e11, 5e9)}, WARNING, "5.0 GB free for /runs"),
@@ -146,7 +147,6 @@ def rows(monkeypatch, tmp_path):
         ("memory", {}, OK, "8.0 GB free of 16.0 GB"),
         ("memory", {"memory": {"total": 8 * 10**9, "available": 10**9}}, WARNING, "only 1.0 GB are free now"),
         ("device", {}, OK, "cpu, threads: 2; torch 2.13.0"),
-        ("device", {"torch": {"failed": "no libgomp"}}, ERROR, "torch does not load: no libgomp"),
         ("device", {"torch": {"late": True}}, WARNING, "importing torch took too long"),
         ("device", {"torch": None}, ERROR, "torch is not installed"),
     ],
@@ -170,8 +170,13 @@ def test_the_needs_of_a_profile_count(rows, tmp_path):
 @pytest.mark.parametrize(
     ("name", "torch", "chip", "state", "words"),
     [
-        ("mps", {"mps": True, "mps_memory": 12 * 10**9}, "Apple M2", OK, "mps: 12.0 GB recommended"),
-        ("mps", {"mps": True, "mps_memory": 12 * 10**9}, "Apple M4", OK, "for the GPU; torch 2.13.0"),
+        (
+            "mps",
+            {"mps": True, "mps_memory": 12 * 10**9},
+            "Apple M2",
+            OK,
+            "mps: 12.0 GB recommended for the GPU; torch 2",
+        ),
         ("cpu", {}, "Apple M2", ERROR, "finds no Metal GPU"),
         ("cuda", {"cuda": 1, "cuda_name": "H200", "cuda_memory": 10**9}, None, OK, "cuda: H200, 1.0 GB"),
     ],
@@ -244,6 +249,127 @@ def test_ssh_keys(tmp_path):
     assert check_ssh_keys(tmp_path, {}).severity is OK
     key.chmod(0o644)
     assert check_ssh_keys(tmp_path, {}).remedy == "chmod 600 ~/.ssh/id_ed25519"
+
+
+# What macOS's programs say.
+
+HARDWARE = """{"SPHardwareDataType": [{"_name": "hardware_overview", "chip_type": "Apple M2 Pro", "machine_model":
+"Mac14,10", "number_processors": "proc 12:0:8:4", "physical_memory": "16 GB", "serial_number": "SECRET"}]}"""
+PMSET = """System-wide power settings:
+ SleepDisabled\t\t0
+Currently in use:
+ standby              1
+ Sleep On Power Button 1
+ hibernatefile        /var/vm/sleepimage
+ powernap             1
+ disksleep            10
+ sleep                {sleep}
+ displaysleep         2 (display sleep prevented by Safari)
+ tcpkeepalive         1
+"""
+BATTERY = "Now drawing from 'Battery Power'\n -InternalBattery-0 (id=22806627)\t78%; discharging; 5:05 remaining\n"
+MAINS = "Now drawing from 'AC Power'\n"
+
+
+INTEL = '{"SPHardwareDataType" : [{"cpu_type" : "Quad-Core Intel Core i5", "machine_model" : "Macmini8,1"}]}'
+NOTHING = programs.Hardware()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (HARDWARE, programs.Hardware(chip="Apple M2 Pro", model="Mac14,10", memory="16 GB")),  # and no serial number
+        (INTEL, programs.Hardware(chip="Quad-Core Intel Core i5", model="Macmini8,1")),
+        *(
+            (text, NOTHING)
+            for text in ("", "no json", "{}", '{"SPHardwareDataType": []}', '{"SPHardwareDataType": [3]}')
+        ),
+    ],
+)
+def test_hardware(monkeypatch, text, expected):
+    monkeypatch.setattr(programs, "output_of", lambda command: text)
+    assert programs.hardware() == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "source", "state", "words"),
+    [
+        ("0", MAINS, OK, "never sleeps by itself, on mains power"),
+        ("30", MAINS, WARNING, "sleeps after 30 min, on mains power"),
+        ("0", BATTERY, WARNING, "never sleeps by itself, on battery at 78%"),
+        ("0", "Now drawing from 'Battery Power'\n", WARNING, "never sleeps by itself, on battery"),
+        (
+            "1 (sleep prevented by powerd, sound, sound)",
+            "",
+            WARNING,
+            "sleeps after 1 min (kept awake right now by powerd, sound)",
+        ),
+    ],
+)
+def test_sleep(setting, source, state, words):
+    found = judge_sleep(PMSET.format(sleep=setting), source, caffeinate=True)
+    assert (found.severity, words in found.what) == (state, True)
+    assert ("charger" in found.remedy) == ("battery" in words)
+
+
+def test_sleep_that_is_switched_off_for_the_whole_system_is_never():
+    settings = PMSET.format(sleep="10 (sleep prevented by powerd)").replace("\t\t0", "\t\t1")
+    assert judge_sleep(settings, MAINS, caffeinate=True).what == "never sleeps by itself, on mains power"
+
+
+def test_without_caffeinate_a_command_is_named():
+    assert "`sudo pmset -c sleep 0`" in judge_sleep(PMSET.format(sleep=1), MAINS, caffeinate=False).remedy
+
+
+@pytest.mark.parametrize("text", ["", "pmset: unknown option", "Currently in use:\n displaysleep 10\n"])
+def test_sleep_that_is_not_told_is_unknown(text):
+    found = judge_sleep(text, MAINS, caffeinate=True)
+    assert found.severity is WARNING and "pmset" in found.what
+
+
+@pytest.mark.parametrize(
+    ("settings", "state", "words"),
+    [
+        (PMSET, OK, "sleeps after 2 min (kept on right now by Safari)"),
+        (PMSET.replace("displaysleep         2", "displaysleep         0"), WARNING, "the display never sleeps"),
+        (" sleep 0\n", OK, "names no display"),
+    ],
+)
+def test_the_display(settings, state, words):
+    found = judge_display(settings)
+    assert (found.severity, words in found.what) == (state, True), found
+    assert ("`pmset displaysleepnow`" in found.remedy) == (state is WARNING)
+
+
+@pytest.mark.parametrize(
+    ("state", "block_all", "expected", "words"),
+    [
+        ("is disabled. (State = 0)", "Firewall has block all state set to disabled.\n", OK, "off"),
+        ("is enabled. (State = 1)", "Firewall has block all state set to disabled.\n", WARNING, "on"),
+        ("is enabled. (State = 1)", "Block all DISABLED!\n", WARNING, "on"),
+        ("is enabled. (State = 1)", "Firewall has block all state set to enabled.\n", ERROR, "blocks all"),
+        ("is enabled. (State = 2)", "", ERROR, "blocks all"),
+        ("", "", WARNING, "unknown"),
+    ],
+)
+def test_the_application_firewall(state, block_all, expected, words):
+    found = judge_firewall(f"Firewall {state}\n", block_all, "/opt/my python")
+    assert (found.severity, words in found.what) == (expected, True)
+    if words == "on":
+        assert "`sudo /usr/libexec/ApplicationFirewall/socketfilterfw --add '/opt/my python'` and" in found.remedy
+        assert "socketfilterfw --unblockapp '/opt/my python'`" in found.remedy
+
+
+@pytest.mark.parametrize("command", [["/no/such/program"], ["sh", "-c", "echo half; exit 1"]])
+def test_a_program_that_is_missing_or_fails_says_nothing(command):
+    assert programs.output_of(command) == ""
+
+
+def test_a_program_that_hangs_says_nothing_and_does_not_hold_us():
+    assert programs.said_by(["sleep", "30"], 0.2) == {"status": None, "output": "no end within 0.2 s"}
+
+
+# The command.
 
 
 def start_doctor(*arguments: str) -> subprocess.Popen:

@@ -9,14 +9,13 @@ from torch import nn
 from torch.utils.checkpoint import noop_context_fn
 from torch.utils.data import Subset
 
-from distributed.checkup.doctor import audio as doctor_audio
-from distributed.checkup.doctor.audio import check_audio_formats
-from distributed.checkup.doctor.decoding import check_decoding
-from distributed.checkup.doctor.deep import LIMIT, Holder, check_ranks, check_staging
+from distributed.checkup.doctor import deep as doctor_audio
+from distributed.checkup.doctor.deep import LIMIT, Holder, check_audio_formats, check_ranks, check_staging
 from distributed.checkup.doctor.gradients import (
     FAULTY_POSITIONS,
     Parity,
     Shape,
+    check_decoding,
     compare,
     compare_checkpointed,
     deviation,

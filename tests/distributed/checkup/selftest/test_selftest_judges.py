@@ -74,6 +74,8 @@ LID = {"silences": [], "connections": 1, "own": CLOCKS, "silent_at_end_s": 0.1}
 NAME = {"name": "mac-mini.local", "addresses": [["IPv6", "fe80::5"], ["IPv4", "192.168.3.228"]], "seconds": 0.02}
 PREFLIGHT = {"seconds": 9.0, "pairs": [["A", "B", 0.001, 870.0, None, None]], "problems": []}
 FINDING = {"name": "device", "state": "ok", "detail": "mps", "remedy": "", "figures": {}}
+WRONG = {**FINDING, "state": "problem", "detail": "no Metal GPU", "remedy": "Update."}
+IPV4, IPV6 = ("IPv4", "192.168.3.227"), ("IPv6", "fe80::1")
 
 ORDINARY = {"link", "private", "home", "key", "studio", "gloo", "host", "warning", "removed", "address", "port"}
 HEALTHY = {
@@ -138,165 +140,111 @@ def test_a_check_that_hangs_or_crashes_is_a_row():
     assert rows_of({"check": "gloo", "ended": "no end within 120 s"})[0].what == "no end within 120 s"
 
 
+SLOW = [{**IMPORT, "whole_s": 52.0, "gap_s": 40.0}, IMPORT]
+LOST = {"name": "mac-mini.local", "failed": "[Errno 8] nodename nor servname provided", "seconds": 5.0}
+NOT_SYNCED = {"sync": {"how": "F_FULLFSYNC", "error": "ENOTSUP", "seconds": 0.0}, "backups": None}
+KEPT = {**SERVICES["folder"], "backups": {"before": "Included", "status": 80, "after": "Included"}}
+OTHER = {"is_full": True, "is_known": False, "said": "MPS: out of memory"}
+DEAR, GROWN = {**STEPS, "median_ms": 1100.0, "memory": 72 * 10**9}, {**STEPS, "memory": 9 * 10**9}
+ASLEEP = {**LID, "silences": [[8.0, 31.0]], "own": {"wall_gap_s": 22.0, "steady_gap_s": 0.5}}
+
+
 @pytest.mark.parametrize(
-    ("answer", "verdict", "words"),
+    ("check", "answer", "verdict", "words"),
     [
-        (mac(), PASS, "macOS 15.3.1, Apple M2 Pro, 10 cores, 17.2 GB"),
-        (mac(programs={"sw_vers": said(SW_VERS.replace("15.3.1", "13.6.4"))}), FAIL, "needs macOS 14"),
-        (mac(programs={"sw_vers": said("", None)}), UNKNOWN, "`sw_vers` said nothing"),
-        (mac(), PASS, "signed ad-hoc"),
-        (mac(programs={"codesign": said(DEVELOPER)}), PASS, "signed by a developer"),
-        (mac(programs={"codesign": said(UNSIGNED, 1)}), FAIL, "not signed"),
-        (mac(programs={"codesign": said("", None)}), UNKNOWN, "`codesign` said nothing"),
-        (mac(is_real_python=False), FAIL, "another program than the one that runs"),
-        (mac(machine="x86_64"), FAIL, "an Intel Python"),
-        (mac(programs={"translated": said("1\n")}), FAIL, "an Intel Python"),
-        (mac(python="3.15.0"), FAIL, "3.11 to 3.14"),
-        (mac(packages={"torch": None}), FAIL, "torch is not installed"),
+        ("system", mac(), PASS, "macOS 15.3.1, Apple M2 Pro, 10 cores, 17.2 GB"),
+        ("system", mac(programs={"sw_vers": said(SW_VERS.replace("15.3.1", "13.6.4"))}), FAIL, "needs macOS 14"),
+        ("system", mac(programs={"sw_vers": said("", None)}), UNKNOWN, "`sw_vers` said nothing"),
+        ("system", mac(), PASS, "signed ad-hoc"),
+        ("system", mac(programs={"codesign": said(DEVELOPER)}), PASS, "signed by a developer"),
+        ("system", mac(programs={"codesign": said(UNSIGNED, 1)}), FAIL, "not signed"),
+        ("system", mac(programs={"codesign": said("", None)}), UNKNOWN, "`codesign` said nothing"),
+        ("system", mac(is_real_python=False), FAIL, "another program than the one that runs"),
+        ("system", mac(machine="x86_64"), FAIL, "an Intel Python"),
+        ("system", mac(programs={"translated": said("1\n")}), FAIL, "an Intel Python"),
+        ("system", mac(python="3.15.0"), FAIL, "3.11 to 3.14"),
+        ("system", mac(packages={"torch": None}), FAIL, "torch is not installed"),
+        # A run bears 90 s of it, see Timeouts.silence_importing_s.
+        ("import of torch", SLOW, PASS, "longest gap between beats 40.0 s"),
+        ("import of torch", [{**IMPORT, "gap_s": 95.0}, IMPORT], FAIL, "after 90 s a host that imports"),
+        ("import of torch", [{**IMPORT, "parent_gap_s": 95.0}, IMPORT], FAIL, "after 90 s a host that imports"),
+        ("interfaces", interfaces(IPV4, IPV6), PASS, "en0 (Wi-Fi): private IPv4, link-local IPv6"),
+        ("interfaces", interfaces(IPV6, IPV4), PASS, "In en0 IPv4 is not first, so gloo is bound by address"),
+        ("interfaces", interfaces(IPV6), FAIL, "no interface with an IPv4 address"),
+        ("names", [LOST], FAIL, "nodename"),
+        ("names", [{**NAME, "addresses": [["IPv6", "fe80::5"]]}], FAIL, "has no IPv4 address"),
+        ("names", [{**NAME, "seconds": 5.1}], FAIL, "took 5.1 s"),
+        ("own address", {"address": "127.0.0.1", "interface": "lo0"}, UNKNOWN, "in no network"),
+        ("connect", [link(YES, BY_NC)], PASS, "so does nc"),
+        ("connect", [link(YES, None)], PASS, "no nc here"),
+        ("connect", [link(NO_ROUTE, BY_NC)], FAIL, "Local Network privacy"),
+        ("connect", [link(NO_ROUTE, NOT_BY_NC)], FAIL, "nc too"),
+        ("connect", [link(REFUSED, BY_NC)], FAIL, "something blocks this Python"),
+        ("connect", [link(REFUSED, NOT_BY_NC)], FAIL, "a firewall, or no way"),
+        ("connect", [link(YES, BY_NC, NO_ROUTE)], FAIL, "not once its parent is gone: No route to host (65)"),
+        ("connect", [link(YES, BY_NC, alone=False)], UNKNOWN, "kept its parent"),
+        ("process group", {**SITS, "group": 70, "pid": 70}, FAIL, "not in the group"),
+        ("process group", {**SITS, "left": 1}, FAIL, "1 of 2 processes outlived"),
+        ("kill of a zombie", {"unreaped": "EINVAL", "reaped": "ESRCH"}, FAIL, "EINVAL"),
+        ("services", {**SERVICES, "open_files": {"before": 9, "after": 256, "opened": 250}}, FAIL, "250 files at once"),
+        ("services", {**SERVICES, "open_files": {"failed": "ValueError: no"}}, FAIL, "ValueError"),
+        ("services", {**SERVICES, "foreign_address": {"error": ""}}, FAIL, "would not notice"),
+        ("services", {**SERVICES, "folder": NOT_SYNCED}, FAIL, "ENOTSUP"),
+        ("services", {**SERVICES, "folder": KEPT}, FAIL, "`tmutil` says Included, then Included (status 80)"),
+        ("services", {**SERVICES, "folder": {"failed": "OSError: read-only"}}, FAIL, "read-only"),
+        ("services", {**SERVICES, "awake": {**SERVICES["awake"], "shown": False}}, FAIL, "does not show"),
+        ("services", {**SERVICES, "awake": {**SERVICES["awake"], "ended": False, "left": True}}, FAIL, "outlives"),
+        ("services", {**SERVICES, "awake": None}, UNKNOWN, "on a Mac only"),
+        ("memory", {**MEMORY, "taken": 500_000_000}, FAIL, "estimate of memory"),
+        ("memory", {**MEMORY, "beyond": OTHER}, UNKNOWN, "MPS: out of memory"),
+        ("memory", {**MEMORY, "beyond": {**OTHER, "is_full": False}}, FAIL, "would not know"),
+        ("memory", {**MEMORY, "device": "cpu", "beyond": None}, PASS, "cpu: "),
+        ("changing shapes", {**SHAPES, "varying": DEAR}, PASS, "runs use few shapes"),
+        ("changing shapes", {**SHAPES, "fixed": GROWN}, FAIL, "memory grows at one shape"),
+        ("changing shapes", {**SHAPES, "varying": {**STEPS, "is_finite": False}}, FAIL, "not finite"),
+        ("lid", ASLEEP, PASS, "silent from 8 to 31 s; its clocks jumped by 22 s (wall) and 0 s (monotonic)"),
+        ("lid", {**ASLEEP, "connections": 2}, PASS, "connections made: 2"),
+        ("lid", {**LID, "own": None, "silent_at_end_s": 70.0}, FAIL, "it has not come back"),
     ],
 )
-def test_system_and_python(answer, verdict, words):
-    one(verdict, words, of("system", answer))
+def test_what_one_machine_says(check, answer, verdict, words):
+    one(verdict, words, of(check, answer))
 
 
-def test_mac_and_linux_do_not_mix():
-    linux = mac(system="Linux", machine="x86_64", programs={})
-    one(FAIL, "cannot train together", of("system", mac(), linux))
+def faulty_gloo(**changes) -> list[dict]:
+    return [{"pair": ["A", "B"], **({} if "failed" in changes else {"answer": {**GLOO, **changes}}), **changes}]
 
 
-def test_the_import_of_torch():
-    """A run bears 90 s of it, see Timeouts.silence_importing_s."""
-    slow = [{**IMPORT, "whole_s": 52.0, "gap_s": 40.0}, IMPORT]
-    one(PASS, "longest gap between beats 40.0 s", of("import of torch", slow))
-    for gap in ("gap_s", "parent_gap_s"):
-        one(FAIL, "after 90 s a host that imports", of("import of torch", [{**IMPORT, gap: 95.0}, IMPORT]))
+@pytest.mark.parametrize(
+    ("check", "answers", "verdict", "words"),
+    [
+        ("hosts check", {**PREFLIGHT, "problems": [["error", "ssh", "B: port 22: no answer"]]}, FAIL, "no answer"),
+        ("gloo", faulty_gloo(failed="A: no word within 60 s"), FAIL, "ranks would not find each other"),
+        ("gloo", faulty_gloo(is_right=False), FAIL, "the sum is wrong"),
+        ("gloo", faulty_gloo(mbit={**RATES, "back": 3.0}), FAIL, "use a cable"),
+        ("killed peer", KILLED, PASS, "by gloo itself"),
+        ("killed peer", {**KILLED, "seconds": 8.2}, PASS, "only at gloo's time-out"),
+        ("silent peer", {**SILENT, "has_ended": False, "seconds": 10.0}, FAIL, "does not keep to a single"),
+        ("doctor", {"findings": [WRONG]}, FAIL, "no Metal GPU. Update."),
+        ("doctor", {"findings": [{**FINDING, "state": "warning"}]}, PASS, "warning: mps"),
+        ("doctor", {"findings": [{**FINDING, "state": "skipped"}]}, UNKNOWN, "mps"),
+        ("demo", {**DEMO, "status": 6, "message": "no"}, FAIL, "status 6: no"),
+        ("demo", {**DEMO, "lost": [["B", "silent"]]}, FAIL, "a host was lost: B: silent"),
+        ("demo", {**DEMO, "rounds": 1}, FAIL, "two were asked for"),
+    ],
+)
+def test_what_several_say(check, answers, verdict, words):
+    one(verdict, words, judged(check, answers))
 
 
-def test_interfaces():
-    first = interfaces(("IPv4", "192.168.3.227"), ("IPv6", "fe80::1"))
-    one(PASS, "en0 (Wi-Fi): private IPv4, link-local IPv6", of("interfaces", first))
-    behind = interfaces(("IPv6", "fe80::1"), ("IPv4", "192.168.3.227"))
-    one(PASS, "In en0 IPv4 is not first, so gloo is bound by address", of("interfaces", behind))
-    one(FAIL, "no interface with an IPv4 address", of("interfaces", interfaces(("IPv6", "fe80::1"))))
-
-
-def test_names():
-    lost = {"name": "mac-mini.local", "failed": "[Errno 8] nodename nor servname provided", "seconds": 5.0}
-    one(FAIL, "nodename", of("names", [lost]))
-    one(FAIL, "has no IPv4 address", of("names", [{**NAME, "addresses": [["IPv6", "fe80::5"]]}]))
-    one(FAIL, "took 5.1 s", of("names", [{**NAME, "seconds": 5.1}]))
-
-
-def test_no_network_but_loopback_is_not_known():
-    one(UNKNOWN, "in no network", of("own address", {"address": "127.0.0.1", "interface": "lo0"}))
-
-
-def test_hosts_check():
-    problem = ["error", "ssh", "B: port 22: no answer"]
-    one(FAIL, "no answer", judged("hosts check", {**PREFLIGHT, "problems": [problem]}))
+def test_one_machine_alone_has_no_hosts_check():
     assert judged("hosts check", None) == []
 
 
-@pytest.mark.parametrize(
-    ("answer", "verdict", "words"),
-    [
-        (link(YES, BY_NC), PASS, "so does nc"),
-        (link(YES, None), PASS, "no nc here"),
-        (link(NO_ROUTE, BY_NC), FAIL, "Local Network privacy"),
-        (link(NO_ROUTE, NOT_BY_NC), FAIL, "nc too"),
-        (link(REFUSED, BY_NC), FAIL, "something blocks this Python"),
-        (link(REFUSED, NOT_BY_NC), FAIL, "a firewall, or no way"),
-        (link(YES, BY_NC, NO_ROUTE), FAIL, "not once its parent is gone: No route to host (65)"),
-        (link(YES, BY_NC, alone=False), UNKNOWN, "kept its parent"),
-    ],
-)
-def test_connections(answer, verdict, words):
-    one(verdict, words, of("connect", [answer]))
-
-
-def test_gloo():
-    entry = {"pair": ["A", "B"]}
-    one(FAIL, "ranks would not find each other", judged("gloo", [{**entry, "failed": "A: no word within 60 s"}]))
-    one(FAIL, "the sum is wrong", judged("gloo", [{**entry, "answer": {**GLOO, "is_right": False}}]))
-    one(FAIL, "use a cable", judged("gloo", [{**entry, "answer": {**GLOO, "mbit": {**RATES, "back": 3.0}}}]))
-
-
-def test_a_killed_peer_may_be_noticed_late():
-    one(PASS, "by gloo itself", judged("killed peer", KILLED))
-    one(PASS, "only at gloo's time-out", judged("killed peer", {**KILLED, "seconds": 8.2}))
-
-
-def test_a_silent_peer():
-    one(FAIL, "does not keep to a single", judged("silent peer", {**SILENT, "has_ended": False, "seconds": 10.0}))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"open_files": {"before": 256, "after": 256, "opened": 250}}, "250 files at once"),
-        ({"open_files": {"failed": "ValueError: no"}}, "ValueError"),
-        ({"foreign_address": {"error": ""}}, "would not notice"),
-        ({"folder": {"sync": {"how": "F_FULLFSYNC", "error": "ENOTSUP", "seconds": 0.0}, "backups": None}}, "ENOTSUP"),
-        (
-            {"folder": {**SERVICES["folder"], "backups": {"before": "Included", "status": 80, "after": "Included"}}},
-            "`tmutil` says Included, then Included (status 80)",
-        ),
-        ({"folder": {"failed": "OSError: read-only"}}, "read-only"),
-        ({"awake": {**SERVICES["awake"], "shown": False}}, "does not show"),
-        ({"awake": {**SERVICES["awake"], "ended": False, "left": True}}, "outlives"),
-    ],
-)
-def test_what_a_run_asks_of_the_system(changes, words):
-    one(FAIL, words, of("services", {**SERVICES, **changes}))
-    found = of("services", {**SERVICES, "awake": None})
-    one(UNKNOWN, "on a Mac only", found, "keeping awake")
-
-
-def test_memory():
-    one(FAIL, "estimate of memory", of("memory", {**MEMORY, "taken": 500_000_000}))
-    other = {"is_full": True, "is_known": False, "said": "MPS: out of memory"}
-    one(UNKNOWN, "MPS: out of memory", of("memory", {**MEMORY, "beyond": other}))
-    one(FAIL, "would not know", of("memory", {**MEMORY, "beyond": {**other, "is_full": False}}))
-    one(PASS, "cpu: ", of("memory", {**MEMORY, "device": "cpu", "beyond": None}))
-
-
-def test_process_groups():
-    one(FAIL, "not in the group", of("process group", {**SITS, "group": 70, "pid": 70}), "process group")
-    one(FAIL, "1 of 2 processes outlived", of("process group", {**SITS, "left": 1}), "group kill")
-    one(FAIL, "EINVAL", of("kill of a zombie", {"unreaped": "EINVAL", "reaped": "ESRCH"}))
-
-
-def test_arithmetic():
+def test_hosts_that_are_unlike():
+    linux = mac(system="Linux", machine="x86_64", programs={})
+    one(FAIL, "cannot train together", of("system", mac(), linux))
     other = {**STEP, "step": "bb", "sum": 12.5 + 1e-7}
     one(PASS, "bits of the AdamW step differ among A, B", of("arithmetic", [STEP], [other]))
     one(FAIL, "B: another result", of("arithmetic", [STEP], [{**STEP, "norm": 1025.0}]))
     one(FAIL, "A: another result", of("arithmetic", [STEP, {**STEP, "device": "mps", "sum": 14.0}]), "mps")
-
-
-def test_shapes():
-    dear = {**STEPS, "median_ms": 1100.0, "memory": 72 * 10**9}
-    one(PASS, "runs use few shapes", of("changing shapes", {**SHAPES, "varying": dear}))
-    grown = {**STEPS, "memory": 9 * 10**9}
-    one(FAIL, "memory grows at one shape", of("changing shapes", {**SHAPES, "fixed": grown}))
-    one(FAIL, "not finite", of("changing shapes", {**SHAPES, "varying": {**STEPS, "is_finite": False}}))
-
-
-def test_rows_of_doctor():
-    wrong = {**FINDING, "state": "problem", "detail": "no Metal GPU", "remedy": "Update."}
-    one(FAIL, "no Metal GPU. Update.", judged("doctor", {"findings": [wrong]}), "doctor: device")
-    one(PASS, "warning: mps", judged("doctor", {"findings": [{**FINDING, "state": "warning"}]}))
-    one(UNKNOWN, "mps", judged("doctor", {"findings": [{**FINDING, "state": "skipped"}]}))
-
-
-def test_the_demo():
-    one(FAIL, "status 6: no", judged("demo", {**DEMO, "status": 6, "message": "no"}))
-    one(FAIL, "a host was lost: B: silent", judged("demo", {**DEMO, "lost": [["B", "silent"]]}))
-    one(FAIL, "two were asked for", judged("demo", {**DEMO, "rounds": 1}))
-
-
-def test_the_lid():
-    slept = {"wall_gap_s": 22.0, "steady_gap_s": 0.5}
-    asleep = {**LID, "silences": [[8.0, 31.0]], "own": slept}
-    one(PASS, "silent from 8 to 31 s; its clocks jumped by 22 s (wall) and 0 s (monotonic)", of("lid", asleep))
-    one(PASS, "connections made: 2", of("lid", {**asleep, "connections": 2}))
-    one(FAIL, "it has not come back", of("lid", {**LID, "own": None, "silent_at_end_s": 70.0}))
