@@ -5,8 +5,7 @@ import threading
 import pytest
 from simulated import Clock
 
-from distributed.launcher.audio_push import AGAIN_S, GIVE_UP_S, AudioPush
-from distributed.launcher.background import Background
+from distributed.launcher.background import AGAIN_S, GIVE_UP_S, AudioPush, Background
 from whisper_tuner.errors import HostError, RunError
 
 LOST = HostError("host", "the connection was lost")
@@ -50,7 +49,7 @@ def unsent():
 
 @pytest.fixture
 def push_to(background, unsent):
-    return lambda host: AudioPush(host, background, unsent=unsent.append, failed=pytest.fail)
+    return lambda host: AudioPush(host, background, unsent.append)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +109,7 @@ def test_two_lists_are_sent_in_turns_and_never_side_by_side():
                 yield 1, []
 
     background = Background()
-    push = AudioPush(Slow(), background, unsent=print, failed=print)
+    push = AudioPush(Slow(), background, print)
     threads = [threading.Thread(target=push.send, args=([name] * 5,)) for name in "ab"]
     for thread in threads:
         thread.start()

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from distributed.launcher.dealer import Dealer, in_groups
+from distributed.launcher.hearing import Dealer, in_groups
 from whisper_tuner.eval.evaluation import Transcript
 
 HERE = "here"

@@ -5,9 +5,8 @@ import time
 import pytest
 from waiting import wait_until
 
-from distributed.launcher import decoding_hosts
-from distributed.launcher.dealer import Dealer
-from distributed.launcher.decoding_hosts import DecodingHosts
+from distributed.launcher import hearing
+from distributed.launcher.hearing import Dealer, DecodingHosts
 from whisper_tuner.errors import HostError
 from whisper_tuner.eval.evaluation import Transcript
 
@@ -39,7 +38,7 @@ class StandIn:
 @pytest.fixture
 def host_for(monkeypatch):
     """Starts a host for these dealers; returns it, and what is told of it."""
-    monkeypatch.setattr(decoding_hosts, "_Host", StandIn)
+    monkeypatch.setattr(hearing, "_Host", StandIn)
     started, told = [], []
 
     def start(dealers: dict[str, Dealer]) -> tuple[StandIn, list]:

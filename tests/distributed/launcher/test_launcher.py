@@ -137,7 +137,7 @@ def test_an_interrupt_of_the_evaluation_leaves_the_model(launcher_of, monkeypatc
     launcher, simulated = launcher_of(train, test="test.csv")
     measured = []
 
-    def evaluate() -> None:
+    def evaluate(test) -> None:
         measured.append(simulated.hosts[0].toy.status)
         if interrupted:
             launcher.interrupt()

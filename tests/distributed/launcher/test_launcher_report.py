@@ -8,8 +8,7 @@ import pytest
 from test_launcher import launcher_of, train
 
 from distributed.launcher import main
-from distributed.launcher.commit import commit_of
-from distributed.launcher.report import AT_ONCE_S, report_event
+from distributed.launcher.main import REPORT_AT_ONCE_S, commit_of, report_event
 from distributed.run_dir.log import read_events
 from whisper_tuner.errors import ExitStatus
 
@@ -81,7 +80,7 @@ def test_a_run_that_was_stopped_at_once_waits_only_seconds_for_it(launcher_of, m
     asked = []
     monkeypatch.setattr(main, "report_event", lambda *about: asked.append(about))
     assert launcher.run() == ExitStatus.INTERRUPTED
-    assert asked == [("a.module", launcher.run_dir, AT_ONCE_S)]
+    assert asked == [("a.module", launcher.run_dir, REPORT_AT_ONCE_S)]
 
 
 @pytest.mark.parametrize("kept", ["file", "packed", "detached", "worktree", "none", "odd"])

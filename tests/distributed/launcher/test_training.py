@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import simulated
 from simulated import Run, Toy
 
 from distributed.control.timeouts import Timeouts
-from distributed.launcher import unreached, worker_group
-from distributed.launcher.pace import Pace
+from distributed.launcher import worker_group
+from distributed.launcher.liveness import Pace
 from distributed.launcher.worker_group import TURN_S
 from exogym.membership import coordinator
 from whisper_tuner.errors import DataError, HostError, RunError
@@ -598,20 +599,20 @@ def test_a_host_that_cannot_be_reached_later_is_tried_again_and_again():
 
 
 def test_the_user_is_told_once_that_a_host_with_another_address_is_not_found_by_the_old_one(monkeypatch):
+    monkeypatch.setattr(simulated, "NAMES", "10.0.0.{}")
     run = Run(train, train)
-    monkeypatch.setattr(unreached, "_is_address", lambda name: name == "host1")
-    run.hosts[1].start_errors = {start: HostError("host1", "port 22: no answer") for start in range(2, 14)}
+    run.hosts[1].start_errors = {start: HostError("10.0.0.1", "port 22: no answer") for start in range(2, 14)}
     run.at("commit", 2, lambda: run.hosts[1].toy.exit(-9))
     run.at("generation", 3, run.stop)
     run.run()
     [warning] = run.of("warning")
-    assert warning["host"] == "host1" and "given by its name" in warning["what"]
+    assert warning["host"] == "10.0.0.1" and "given by its name" in warning["what"]
 
 
 @pytest.mark.parametrize(("name", "told"), [("192.168.1.31", True), ("mac-mini.local", False), ("studio", False)])
 def test_only_a_host_that_is_given_by_its_address_needs_a_name(name, told):
     said = [
-        unreached.advice(name, HostError(name, "port 22: no answer"), tries, is_new=tries == 1)
+        worker_group.advice(name, HostError(name, "port 22: no answer"), tries, is_new=tries == 1)
         for tries in range(1, 30)
     ]
     assert len(list(filter(None, said))) == told
@@ -872,7 +873,7 @@ def saves_by(act: Callable[[Toy], None]) -> Callable[[Toy], None]:
 def test_another_one_saves_when_the_first_is_lost_or_takes_too_long(instead):
     run = Run(saves_by(instead), train, all_rounds=1)
     run.run()
-    assert run.training.exporter.name == "host1"
+    assert run.exporter.name == "host1"
     assert (run.hosts[0].fetched, run.hosts[1].fetched) == ([], ["final"])
 
 
@@ -880,7 +881,7 @@ def test_another_one_saves_when_the_model_cannot_be_fetched_and_it_has_heard_the
     run = Run(train, train, all_rounds=1)
     run.hosts[0].fetch_error, run.hosts[0].fetch_s = HostError("host0", "the connection was lost"), 100.0
     run.run()
-    assert run.training.exporter.name == "host1" and run.hosts[1].fetched == ["final"]
+    assert run.exporter.name == "host1" and run.hosts[1].fetched == ["final"]
     [warning] = run.of("warning")
     assert warning["what"] == "the model it saved cannot be fetched: host0: the connection was lost"
     assert run.hosts[1].toy.last_beat > 190
@@ -894,7 +895,7 @@ def test_the_model_is_fetched_from_the_one_that_has_saved_it_though_another_was_
 
     run = Run(saves_by(late), saves_after(100), all_rounds=1)
     run.run()
-    assert run.training.exporter.name == "host0" and run.of("lost")
+    assert run.exporter.name == "host0" and run.of("lost")
     assert (run.hosts[0].fetched, run.hosts[1].fetched) == (["final"], [])
 
 

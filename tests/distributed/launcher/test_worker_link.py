@@ -20,8 +20,7 @@ from distributed.control.relay import NOBODY_THERE
 from distributed.control.supervisor import KEPT
 from distributed.hosts.host_process import environment
 from distributed.hosts.paths import PROJECT
-from distributed.launcher.host_spawner import RELAY
-from distributed.launcher.worker_link import WorkerLink
+from distributed.launcher.spawner import RELAY, WorkerLink
 from distributed.ssh.machine import LocalMachine
 from whisper_tuner.errors import HostError
 
