@@ -143,9 +143,11 @@ def _own_modules_by_value() -> Iterator[None]:
 
 
 def _is_own(name: str, module: ModuleType | None) -> bool:
-    """Neither Python's, nor installed, nor sent to the hosts as it is."""
+    """Tell what is neither Python's, nor installed, nor sent to the hosts as it is."""
     origin = getattr(module, "__file__", None)
-    if not origin or name in ("__main__", "__mp_main__") or module.__name__ != name:  # cloudpickle knows scripts
+    if (
+        not module or not origin or name in ("__main__", "__mp_main__") or module.__name__ != name
+    ):  # cloudpickle knows scripts
         return False
     is_known = name.split(".")[0] in {*PACKAGES, *sys.stdlib_module_names}
     return not is_known and not {"site-packages", "dist-packages"} & {*Path(origin).parts}

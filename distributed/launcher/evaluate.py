@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import WhisperProcessor
+from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from distributed.hosts.code import SyncItem, code_items, folder_items
 from distributed.hosts.paths import STORE
@@ -97,6 +98,9 @@ def _evaluations(
     def warn(what: str, **about: str) -> None:
         tell({"type": "warning", **about, "what": what})
 
+    def tell_progress(when: str, done: int, total: int) -> None:
+        tell({"type": "evaluating", "model": when, "done": done, "total": total})
+
     final, device, cache = Path(spec.run_dir) / "final", devices.choose(spec.wanted_device), Path(spec.cache_dir)
     texts, samples = TextCache(FactStore(cache)), manifest.samples
     decoding = Decoding(device=device.type, language=profile.language or None, task=profile.task)
@@ -119,18 +123,17 @@ def _evaluations(
         warn=lambda host, what: warn(what, host=host),
         worth_s=worth_s,
     ) as hearing:
-        base = None
+        base: WhisperForConditionalGeneration | None = None
         for when, path in paths.items():
             if not (result := known.get(when)):
                 model, processor = load_model(path, base)
-                base, began = model.to(device), time.perf_counter()  # an adapter is added to the base
+                assert isinstance(model, WhisperForConditionalGeneration)  # an adapter has been added to the base
+                model.to(device)  # type: ignore[arg-type]  # transformers wraps it in a type that takes no device
+                base, began = model, time.perf_counter()
                 features = FeatureStore(cache / "features", processor.feature_extractor, warn=warn)
-
-                def tell_progress(done: int, total: int, when: str = when) -> None:
-                    tell({"type": "evaluating", "model": when, "done": done, "total": total})
-
                 with _out_of_memory_told():
-                    transcripts = hearing.transcripts(when, base, processor, tell_progress, features)
+                    progress = partial(tell_progress, when)
+                    transcripts = hearing.transcripts(when, base, processor, progress, features)
                 _, written = generation_settings(whisper_of(base), decoding.language, decoding.task)
                 result = compared(samples, transcripts, written, time.perf_counter() - began)
                 if hearing.devices <= {device.type}:
@@ -161,7 +164,7 @@ def _helping_ranks(
             host=host,
             spec=asked,
             clips=clips,
-            models={AFTER: lambda tuned=tuned: folder_items(final, tuned)},
+            models={AFTER: partial(folder_items, final, tuned)},
             temporary=[tuned],
         )
     return list(decoders.values())

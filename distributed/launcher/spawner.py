@@ -67,7 +67,9 @@ class Spawner(Protocol):
 
     name: str
     rank: int
-    host: Host | None
+
+    @property
+    def host(self) -> Host | None: ...
 
     @property
     def own_address(self) -> str | None:
@@ -313,7 +315,8 @@ class WorkerLink:
         relay: Process | None = None
         while True:
             with self._changed:
-                self._changed.wait_for(lambda before=relay: self._closed or self._relay is not before)
+                while not self._closed and self._relay is relay:
+                    self._changed.wait()
                 if self._closed or self._relay is None:
                     return
                 relay = self._relay

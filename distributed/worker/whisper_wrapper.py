@@ -49,7 +49,7 @@ class WhisperModelWrapper(nn.Module):
     def device(self) -> torch.device:
         return self._whisper.device
 
-    def forward(self, batch: Mapping[str, Tensor] | Sequence[Tensor]) -> tuple[Tensor, int]:
+    def forward(self, batch: Mapping[str, Any] | Sequence[Tensor]) -> tuple[Tensor, int]:
         """Return (mean loss per target token, float32 scalar; number of target tokens).
 
         `batch` is a dict with `input_features` and `labels`, or a pair `(audio_features, labels)`. Features are
@@ -65,6 +65,7 @@ class WhisperModelWrapper(nn.Module):
         labels = labels.to(self.device)
         config, decoder = self._whisper.config, self._whisper.model.decoder
         if inputs is None:
+            assert config.pad_token_id is not None and config.decoder_start_token_id is not None
             inputs = shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id)
         if lengths:
             inputs = inputs.unsqueeze(0)
