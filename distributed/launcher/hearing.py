@@ -117,7 +117,7 @@ class Hearing:
                 features=features,
                 progress=lambda done, _: progress(min(dealer.done + done, total), total),
             )
-            dealer.heard_here(group, heard, self._name, group_began)
+            dealer.heard(group, heard, self._name, began=group_began)
             if self._helpers and not self._hosts:  # they begin where this machine would take long by itself
                 clip_s = (time.monotonic() - began) / dealer.done
                 if clip_s * sum(total - each.done for each in self._dealers.values()) > self._worth_s:
@@ -207,25 +207,31 @@ class Dealer:
                 self._waiting.insert(0, group)
                 self._changed.notify_all()
 
-    def heard(self, group: tuple[int, ...], transcripts: Sequence[Transcript], machine: str) -> None:
-        """Keep what a host has heard. What it could not read is tried here, or told with a path that the user knows."""
-        with self._changed:
-            failed = [clip for clip, one in zip(group, transcripts, strict=True) if one.problem]
-            self._for_this_machine += [clip for clip in failed if clip not in self.transcripts]
-            self._keep(group, transcripts, machine, problems=False)
+    def heard(
+        self,
+        group: tuple[int, ...],
+        transcripts: Sequence[Transcript],
+        machine: str,
+        *,
+        began: float | None = None,
+    ) -> None:
+        """Keep what a machine has heard. began: when, if it is this machine that has.
 
-    def heard_here(self, group: tuple[int, ...], transcripts: Sequence[Transcript], machine: str, began: float) -> None:
+        What a host could not read is tried here, or told with a path that the user knows.
+        """
         with self._changed:
-            self._own_s, self._own_clips = self._own_s + time.monotonic() - began, self._own_clips + len(group)
-            self._keep(group, transcripts, machine, problems=True)
-
-    def _keep(self, group: tuple[int, ...], transcripts: Sequence[Transcript], machine: str, *, problems: bool) -> None:
-        self._dealt.pop(group, None)
-        for clip, one in zip(group, transcripts, strict=True):
-            if clip not in self.transcripts and (problems or not one.problem):
+            self._dealt.pop(group, None)
+            if began is not None:
+                self._own_s, self._own_clips = self._own_s + time.monotonic() - began, self._own_clips + len(group)
+            for clip, one in zip(group, transcripts, strict=True):
+                if clip in self.transcripts:
+                    continue
+                if one.problem and began is None:
+                    self._for_this_machine.append(clip)
+                    continue
                 self.transcripts[clip] = one
                 self.counts[machine] = self.counts.get(machine, 0) + 1
-        self._changed.notify_all()
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Give hosts no more."""

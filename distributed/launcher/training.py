@@ -58,7 +58,7 @@ class Training:
         self._all = self.workers.values()
         self.coordinator = Coordinator(
             list(self.workers),
-            self._send,
+            lambda name, message: self.workers[name].tell(json.dumps(message)),
             self._on_decision,
             clock=lambda: self.group.now,
             min_hosts=min_hosts,
@@ -263,9 +263,6 @@ class Training:
         elif generation and generation.number == self._entering:
             self._entering = 0  # they begin a round together: all are as far, whatever they did before
             self._pace.entered(generation.members)
-
-    def _send(self, name: str, message: dict) -> None:
-        self.workers[name].tell(json.dumps(message))
 
     def _on_decision(self, event: dict) -> None:
         if event["type"] == "commit":

@@ -242,8 +242,10 @@ class WorkerGroup:
             """Drop what is told of a process that was given up meanwhile."""
             return lambda content: act(worker, content) if worker.process is process else None
 
-        audio = AudioPush(worker.spawner, self._background, of_this(self._on_unsent))
-        worker.begin(process, audio)
+        def tell_unsent(worker: Worker, files: Sequence[str]) -> None:
+            worker.tell(json.dumps({"type": "unsent", "files": files}))
+
+        worker.begin(process, AudioPush(worker.spawner, self._background, of_this(tell_unsent)))
         self.advance(worker, Event.STARTED)
         self._background.listen(process, of_this(self._on_line), of_this(self._on_exited), self._timeouts.grace_s)
         self._news.append(Started(worker))
@@ -311,9 +313,6 @@ class WorkerGroup:
             self.advance(worker, Event.EXITED, reason)
         else:
             self._news.append(Exited(worker, reason, status))
-
-    def _on_unsent(self, worker: Worker, files: Sequence[str]) -> None:
-        worker.tell(json.dumps({"type": "unsent", "files": files}))
 
     # What is done about it.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -88,13 +87,10 @@ class WhisperModelWrapper(nn.Module):
         self._whisper.gradient_checkpointing_enable(gradient_checkpointing_kwargs=self._again)
         return True
 
-    def _same_draws(self) -> tuple[AbstractContextManager, AbstractContextManager]:
-        return same_draws(self.device)
-
     @property
     def _again(self) -> dict[str, Any]:
         """The arguments of torch's checkpoint, with the same dropout."""
-        return {"use_reentrant": False, "preserve_rng_state": False, "context_fn": self._same_draws}
+        return {"use_reentrant": False, "preserve_rng_state": False, "context_fn": lambda: same_draws(self.device)}
 
     def train(self, mode: bool = True) -> WhisperModelWrapper:
         """Switch the mode. An encoder that is not trained has no dropout: it says the same of a clip each time."""
