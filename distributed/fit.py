@@ -75,7 +75,11 @@ class NetworkTrainer:
         with new_run(Path("runs").absolute(), type(self.model).__name__) as run_dir:
             self._send(parsed, run_dir)
         follow(run_dir, lambda: start_launcher(run_dir), PlainScreen())
-        self.result = self._load_trained(run_dir)
+        final = run_dir / "final"
+        if not (final / RESULT).is_file():
+            raise RunError(f"{run_dir}: the run ended before there was a model")
+        load_model(self.model, str(final / WEIGHTS))
+        self.result = TrainResult(**json.loads((final / RESULT).read_text()))
         return self.model
 
     @awake()
@@ -94,37 +98,27 @@ class NetworkTrainer:
             items = [*code_items(), SyncItem(local=file, remote=there.path)]
             with hosts_awake(report.remotes):
                 sync(report.remotes, {host.address: items for host in self.hosts.workers}, prune=PRUNED)
-        ranks = [self._rank(number, run_dir, there if number else here) for number in range(len(self.hosts.all))]
+        ranks = []
+        for number, host in enumerate(self.hosts.all):
+            spec = RunSpec(
+                run_id=run_dir.name,
+                run_dir=f"runs/{run_dir.name}" if number else str(run_dir),
+                cache_dir=f"{STORE}/cache",
+                rank=number,
+                world_size=len(self.hosts.all),
+                hosts=tuple(host.address for host in self.hosts.all),
+                bundle=there if number else here,
+                interface=host.interface or "",
+                device=host.device or "",
+            )
+            ranks.append(Rank(label=host.address, spec=spec, host=host if number else None))
         Launch(
             run_id=run_dir.name, name="own model", ranks=tuple(ranks), address=address, timeout_s=settings.timeout
         ).save(run_dir)
 
-    def _rank(self, number: int, run_dir: Path, bundle: Bundle) -> Rank:
-        host = self.hosts.all[number]
-        spec = RunSpec(
-            run_id=run_dir.name,
-            run_dir=f"runs/{run_dir.name}" if number else str(run_dir),
-            cache_dir=f"{STORE}/cache",
-            rank=number,
-            world_size=len(self.hosts.all),
-            hosts=tuple(host.address for host in self.hosts.all),
-            bundle=bundle,
-            interface=host.interface or "",
-            device=host.device or "",
-        )
-        return Rank(label=host.address, spec=spec, host=host if number else None)
-
     def _pickled(self, settings: FitSettings) -> bytes:
         with _own_modules_by_value():
             return cloudpickle.dumps((self.model, self.train_dataset, self.val_dataset, settings))
-
-    def _load_trained(self, run_dir: Path) -> TrainResult:
-        """Give the model the weights of the run. Raises RunError if it has none."""
-        final = run_dir / "final"
-        if not (final / RESULT).is_file():
-            raise RunError(f"{run_dir}: the run ended before there was a model")
-        load_model(self.model, str(final / WEIGHTS))
-        return TrainResult(**json.loads((final / RESULT).read_text()))
 
 
 @contextmanager
@@ -142,11 +136,10 @@ def _own_modules_by_value() -> Iterator[None]:
 
 
 def _is_own(name: str, module: ModuleType | None) -> bool:
-    """Neither Python's, nor installed, nor sent to the hosts as it is."""
+    """Tell what is neither Python's, nor installed, nor sent to the hosts as it is."""
     origin = getattr(module, "__file__", None)
-    if (
-        not module or not origin or name in ("__main__", "__mp_main__") or module.__name__ != name
-    ):  # cloudpickle knows scripts
+    is_script = name in ("__main__", "__mp_main__")  # which cloudpickle knows
+    if not module or not origin or is_script or module.__name__ != name:
         return False
     is_known = name.split(".")[0] in {*PACKAGES, *sys.stdlib_module_names}
     return not is_known and not {"site-packages", "dist-packages"} & {*Path(origin).parts}

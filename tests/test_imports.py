@@ -179,7 +179,7 @@ def test_only_the_users_own_model_is_unpickled():
     pickling = re.compile("weights_only=False|_object_list|gather_object")
     found = importers("pickle|cloudpickle|marshal|shelve|dill")
     found |= {name for name, path in modules(PROJECT).items() if pickling.search(path.read_text(encoding="utf-8"))}
-    assert found == {"distributed.fit", "distributed.worker.user_model", "exogym.nodes"}
+    assert found == {"distributed.fit", "distributed.worker.load", "exogym.nodes"}
 
 
 def test_gym_is_a_folder_and_no_package():

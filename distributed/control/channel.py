@@ -66,12 +66,23 @@ class ControlChannel:
                 try:
                     self._take(line.strip())
                 except Exception as error:  # a thread that ended here would look like a launcher that fell silent
-                    self._report_bad_line(line, error)
+                    said = f"the launcher's line {line[:80]!r} cannot be understood: {type(error).__name__}: {error}"
+                    send_event({"type": "error", "kind": "BadLine", "message": said})
+                    self._rescue_and_end(said, self._timeouts.rescue_s, BAD_LINE)
         self._rescue_and_end("the launcher is gone", self._timeouts.rescue_s)
 
     def _take(self, line: bytes) -> None:
         if line.startswith(b"{"):
-            self._take_message(json.loads(line))
+            message = json.loads(line)
+            kind = message["type"]
+            if kind == "unsent":
+                self.unsent.update(message["files"])
+            elif kind == "peers":
+                self.meet(message["peers"])
+            elif kind == "meeting":
+                self.meeting = str(ipaddress.IPv4Address(message["address"]))
+            else:
+                self.coordinator.put(message)
             return
         word, *about = line.split()
         if word == b"beat":
@@ -86,21 +97,6 @@ class ControlChannel:
             os._exit(LAUNCHER_GONE)
         else:
             raise ValueError("an unknown word")
-
-    def _take_message(self, message: dict) -> None:
-        if message["type"] == "unsent":
-            self.unsent.update(message["files"])
-        elif message["type"] == "peers":
-            self.meet(message["peers"])
-        elif message["type"] == "meeting":
-            self.meeting = str(ipaddress.IPv4Address(message["address"]))
-        else:
-            self.coordinator.put(message)
-
-    def _report_bad_line(self, line: bytes, error: Exception) -> None:
-        what = f"the launcher's line {line[:80]!r} cannot be understood: {type(error).__name__}: {error}"
-        send_event({"type": "error", "kind": "BadLine", "message": what})
-        self._rescue_and_end(what, self._timeouts.rescue_s, BAD_LINE)
 
     def _count_silence(self) -> None:
         """Count in turns of its own and not by a clock: after a sleep the launcher gets its time to say something."""

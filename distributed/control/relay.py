@@ -8,6 +8,7 @@ finds them. An empty list only connects to the one that is there.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -18,12 +19,8 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .timeouts import Timeouts
-
-if TYPE_CHECKING:
-    import psutil
 
 SUPERVISOR = "distributed.control.supervisor"
 NOBODY_THERE = 71  # exit status: no worker is there
@@ -33,16 +30,25 @@ POLL_S = 0.02  # of the start, which takes a tenth of a second
 
 
 def main() -> int:
-    path = Path(sys.argv[1])
-    command = json.loads(sys.stdin.buffer.readline())
+    path, stdin = Path(sys.argv[1]), sys.stdin.buffer
+    assert isinstance(stdin, io.BufferedReader)
+    command = json.loads(stdin.readline())
     if command:
         end_supervisor(path)
     started = start_supervisor(path, command) if command else None
     supervisor = connect(path, started)
     if supervisor is None:
-        _write(started.stderr.read() if started else b"")
+        if started and started.stderr:
+            _write(started.stderr.read())
         return NOBODY_THERE
-    threading.Thread(target=_bring_in, args=(supervisor,), daemon=True).start()
+
+    def bring_in() -> None:
+        with contextlib.suppress(OSError):
+            while block := stdin.read1(BLOCK):
+                supervisor.sendall(block)
+            supervisor.shutdown(socket.SHUT_WR)
+
+    threading.Thread(target=bring_in, daemon=True).start()
     with contextlib.suppress(OSError):
         for line in supervisor.makefile("rb"):  # whole lines only: a connection that ends leaves no half one
             _write(line)
@@ -65,19 +71,12 @@ def end_supervisor(path: Path) -> None:
             except ProcessLookupError:
                 continue
             except PermissionError:  # macOS's word for a group of zombies too, which only their parent can reap
-                if _runs(process):
+                with contextlib.suppress(psutil.TimeoutExpired):
+                    process.wait(DYING_S)
+                    continue
+                if process.status() != psutil.STATUS_ZOMBIE:
                     sys.exit(f"an earlier worker may not be killed; on that host: ps -p {process.pid} -o user,command")
     path.unlink(missing_ok=True)
-
-
-def _runs(process: psutil.Process) -> bool:
-    import psutil
-
-    try:
-        process.wait(DYING_S)
-    except psutil.TimeoutExpired:
-        return process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def start_supervisor(path: Path, command: Sequence[str]) -> subprocess.Popen:
@@ -87,6 +86,7 @@ def start_supervisor(path: Path, command: Sequence[str]) -> subprocess.Popen:
     arguments = [sys.executable, "-m", SUPERVISOR, name]
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     started = subprocess.Popen(arguments, stdin=pipe, stdout=nothing, stderr=pipe, start_new_session=True)
+    assert started.stdin
     with contextlib.suppress(OSError):  # it says on stderr why it has ended
         started.stdin.write(json.dumps([*command, name]).encode() + b"\n")
         started.stdin.close()
@@ -116,13 +116,6 @@ def connect(path: Path, started: subprocess.Popen | None) -> socket.socket | Non
 def _write(line: bytes) -> None:
     while line:
         line = line[os.write(1, line) :]
-
-
-def _bring_in(supervisor: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while block := sys.stdin.buffer.read1(BLOCK):
-            supervisor.sendall(block)
-        supervisor.shutdown(socket.SHUT_WR)
 
 
 if __name__ == "__main__":

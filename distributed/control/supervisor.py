@@ -95,7 +95,9 @@ class Supervisor:
         self._worker = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT
         )
-        reading = asyncio.create_task(self._read_worker())
+        assert self._worker.stdin and self._worker.stdout
+        self._stdin = self._worker.stdin
+        reading = asyncio.create_task(self._read(self._worker.stdout))
         self._expect_launcher()
         os.chdir(path.parent)  # the worker has been started in the project
         self._server = await asyncio.start_unix_server(self._accept, path.name, limit=LONGEST_LINE)
@@ -120,12 +122,13 @@ class Supervisor:
             if not self._connection:
                 left = self._orphaned.when() - asyncio.get_running_loop().time()
                 await asyncio.wait_for(self._is_reached.wait(), left)
+                continue
             _, pending = await asyncio.wait([self._connection], timeout=self._timeouts.last_lines_s)
             if pending:
                 raise TimeoutError
 
-    async def _read_worker(self) -> None:
-        while block := await self._worker.stdout.read(BLOCK):
+    async def _read(self, output: asyncio.StreamReader) -> None:
+        while block := await output.read(BLOCK):
             *lines, self._rest = (self._rest + block).split(b"\n")
             await self._append(lines)
             async with self._more:
@@ -195,23 +198,22 @@ class Supervisor:
                 continue
             self._heard += 1
             with contextlib.suppress(OSError):  # it has ended, and its status is on its way
-                self._worker.stdin.write(line)
-                await self._worker.stdin.drain()
+                self._stdin.write(line)
+                await self._stdin.drain()
 
     def _expect_launcher(self) -> None:
         """If it does not come, the worker is told by the end of its stdin, and killed if that does not end it."""
         loop, timeouts = asyncio.get_running_loop(), self._timeouts
 
+        def kill_worker() -> None:  # one that is frozen, or hangs, does not hear that it is to end
+            with contextlib.suppress(ProcessLookupError):
+                self._worker.kill()
+
         def end_worker() -> None:
-            self._worker.stdin.close()
-            loop.call_later(timeouts.rescue_s + timeouts.grace_s, self._kill_worker)
+            self._stdin.close()
+            loop.call_later(timeouts.rescue_s + timeouts.grace_s, kill_worker)
 
         self._orphaned = loop.call_later(timeouts.orphaned_s, end_worker)
-
-    def _kill_worker(self) -> None:
-        """One that is frozen, or hangs, does not hear that it is to end."""
-        with contextlib.suppress(ProcessLookupError):
-            self._worker.kill()
 
 
 def _identity(path: Path) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""Time and threads, as the worker group sees them. Tests have simulated ones."""
+"""Time and threads, as the worker group sees them; tests have simulated ones. With the audio that goes to a worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from .spawner import WorkerProcess
+from whisper_tuner.errors import HostError, TunerError
+
+from .spawner import Spawner, WorkerProcess
+
+GIVE_UP_S, AGAIN_S = 30.0, 3.0  # how long clips are tried to be brought to a host, and how often
+TURN_S = 0.01  # in which another list's next group of clips gets its turn
 
 Act = Callable[[], None]
 Takes = Callable[[Any], None]
@@ -93,6 +98,54 @@ class Background:
             return process.wait(grace_s)
 
         self.run(listen, ended)
+
+
+class AudioPush:
+    """Audio for one process of a worker; the worker's end is AudioPull. A thread for each list of files calls `send`.
+
+    Of several lists one group of files each is sent in turn. `unsent` is told of files that cannot be sent.
+    """
+
+    def __init__(self, spawner: Spawner, background: Background, unsent: Callable[[Sequence[str]], None]):
+        self.over = threading.Event()  # nobody waits for the files any more
+        self.silent = threading.Event()  # a host that sleeps is sent its files when it wakes up
+        self._spawner, self._background, self._unsent = spawner, background, unsent
+        self._turn = threading.Lock()
+
+    @property
+    def is_sending(self) -> bool:
+        return self._turn.locked()
+
+    def send(self, files: Sequence[str]) -> HostError | None:
+        """Again and again: clips that do not come would be left out. Returns the error of a host that takes none."""
+        now = self._background.now
+        deadline = now() + GIVE_UP_S
+        while files and not self.over.is_set():
+            try:
+                groups = self._spawner.send(files, lambda: not self.over.is_set())
+                while True:
+                    with self._turn:
+                        group = next(groups, None)
+                    if group is None:
+                        break
+                    count, unsent = group
+                    files, deadline = files[count:], now() + GIVE_UP_S
+                    self._report_unsent(unsent)
+                    self._background.sleep(TURN_S)
+            except HostError as error:
+                if self.silent.is_set():
+                    deadline = now() + GIVE_UP_S
+                elif now() > deadline:
+                    return error
+                self._background.sleep(AGAIN_S)
+            except TunerError:  # what is to be sent is not known
+                self._report_unsent(files)
+                return None
+        return None
+
+    def _report_unsent(self, files: Sequence[str]) -> None:
+        if files:
+            self._background.put(partial(self._unsent, files))
 
 
 def side_by_side(works: Sequence[Act], seconds: float) -> None:

@@ -1,42 +1,43 @@
-"""WER before and after: the untouched base model and the trained one, on the same test clips.
-
-Where that would take long, the hosts of the run transcribe clips beside this machine, see hearing.py.
-"""
+"""Transcribing with the help of hosts, see hearing.py: WER before and after a run, and the texts for a data check."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
+from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
-from distributed.hosts.paths import STORE, SyncItem, folder_items
+from distributed.hosts.paths import STORE, SyncItem, code_items, folder_items
 from distributed.plan.decode_spec import AFTER, BEFORE, DecodeSpec
 from distributed.plan.launch import Rank
-from distributed.plan.prepare import audio_items
+from distributed.plan.prepare import audio_items, model_on_hosts
 from distributed.plan.run_spec import RunSpec
+from distributed.ssh.host import Host
 from exogym import device as devices
+from whisper_tuner.config import Profile
 from whisper_tuner.data.check import check_manifest
 from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import RunError
-from whisper_tuner.eval.evaluation import Evaluation, compared, generation_settings
+from whisper_tuner.eval.evaluation import Evaluation, Transcript, compared, generation_settings
 from whisper_tuner.eval.predictions import PREDICTIONS, write_predictions
 from whisper_tuner.eval.text_cache import Decoding, TextCache
-from whisper_tuner.export.final import load_model
+from whisper_tuner.export.final import base_of, load_model
 from whisper_tuner.fact_store import FactStore
 from whisper_tuner.files import write_atomically
+from whisper_tuner.hub import is_adapter, model_folder
 from whisper_tuner.model.base_model import whisper_of
 
-from .decoding_hosts import WORTH_S, HostDecoder
-from .hearing import Hearing
+from .hearing import WORTH_S, Hearing, HostDecoder
 
 # Each is padded to 30 s, also that of a short clip. Nobody measures what they take, and Apple's GPU ends the process
 # for an array of 4 GiB, as attention of 24 with Whisper large would make (pytorch 149325). A CPU is no faster with more
@@ -44,6 +45,8 @@ from .hearing import Hearing
 WINDOWS_AT_ONCE = 16
 REMEDY = "The model is in final/. Close other programs; `multimac evaluate --batch-size 1` measures it."
 NAMES = {BEFORE: "base", AFTER: "final"}  # of the folders with predictions
+CHECK_BATCH_SIZE = 8
+HERE = "this machine"
 
 
 def evaluate_run(
@@ -58,98 +61,112 @@ def evaluate_run(
 
     helpers: ranks on other hosts, which transcribe too once more than worth_s is left to do.
     """
-    profile, events, folder = spec.profile, _one_at_a_time(events), Path(spec.run_dir)
+    lock, profile, folder, figures = threading.Lock(), spec.profile, Path(spec.run_dir), {}
+    assert profile
+
+    def tell(event: dict) -> None:
+        with lock:  # hosts are told of by threads of their own
+            events(event)
+
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
     no_speech, store = profile.no_speech == "train", Path(spec.cache_dir).parent
-    reading, figures = Reading.of(profile), {}
+    reading = Reading.of(profile)
     manifest = check_manifest(test, profile.max_duration_s, store, no_speech=no_speech, reading=reading, kind="test")
-    with closing(_evaluations(spec, manifest, events, helpers, worth_s)) as evaluations:
+    with closing(_evaluations(spec, profile, manifest, tell, helpers, worth_s)) as evaluations:
         for when, result, counts in evaluations:
             for problem in result.problems:
-                events({"type": "problem", "what": str(problem)})
+                tell({"type": "problem", "what": str(problem)})
             write_predictions(folder / "evaluation" / test.stem / NAMES[when] / PREDICTIONS, result.rows)
             figures[when] = summary(result)
             by_machine = {"clips_of": counts} if len(counts) > 1 else {}
-            events({"type": "evaluation", "when": when, **figures[when], "cached": result.cached, **by_machine})
+            tell({"type": "evaluation", "when": when, **figures[when], "cached": result.cached, **by_machine})
     write_atomically(folder / "wer.json", json.dumps(figures, indent=2) + "\n")
 
 
 def _evaluations(
-    spec: RunSpec, manifest: Manifest, events: Callable[[dict], None], helpers: Sequence[Rank], worth_s: float
+    spec: RunSpec,
+    profile: Profile,
+    manifest: Manifest,
+    tell: Callable[[dict], None],
+    helpers: Sequence[Rank],
+    worth_s: float,
 ) -> Generator[tuple[str, Evaluation, dict[str, int]], None, None]:
     """Yield (when, Evaluation, how many clips each machine has transcribed) of each model."""
 
     def warn(what: str, **about: str) -> None:
-        events({"type": "warning", **about, "what": what})
+        tell({"type": "warning", **about, "what": what})
 
     def tell_progress(when: str, done: int, total: int) -> None:
-        events({"type": "evaluating", "model": when, "done": done, "total": total})
+        tell({"type": "evaluating", "model": when, "done": done, "total": total})
 
-    profile, final, device = spec.profile, Path(spec.run_dir) / "final", devices.choose(spec.wanted_device)
-    texts = TextCache(FactStore(Path(spec.cache_dir)))
+    final, device, cache = Path(spec.run_dir) / "final", devices.choose(spec.wanted_device), Path(spec.cache_dir)
+    texts, samples = TextCache(FactStore(cache)), manifest.samples
     decoding = Decoding(device=device.type, language=profile.language or None, task=profile.task)
     paths = {BEFORE: profile.base_model, AFTER: str(final)}
-    keys = {when: texts.key(path, manifest.samples, decoding) for when, path in paths.items()}
-    known = {when: result for when, key in keys.items() if (result := texts.read(key, manifest.samples))}
+    keys = {when: texts.key(path, samples, decoding) for when, path in paths.items()}
+    known = {when: result for when, key in keys.items() if (result := texts.read(key, samples))}
     here = DecodeSpec(
         before=profile.base_model,
         language=decoding.language,
         task=decoding.task,
         batch_size=profile.batch_size if device.type == "cuda" else min(profile.batch_size, WINDOWS_AT_ONCE),
     )
-    clips, one_each = audio_items("test", manifest), {rank.host.address: rank for rank in reversed(helpers)}
     with Hearing(
-        manifest.samples,
+        samples,
         [when for when in paths if when not in known],
         here,
-        [_decoder(rank, here, clips, final) for rank in one_each.values()],
+        _helping_ranks(helpers, here, audio_items("test", manifest), final),
         name=spec.name,
         is_cpu=device.type == "cpu",
         warn=lambda host, what: warn(what, host=host),
         worth_s=worth_s,
     ) as hearing:
-        base = None
+        base: WhisperForConditionalGeneration | None = None
         for when, path in paths.items():
             if not (result := known.get(when)):
                 model, processor = load_model(path, base)
-                base, began = model.to(device), time.perf_counter()  # an adapter is added to the base
-                features = FeatureStore(Path(spec.cache_dir) / "features", processor.feature_extractor, warn=warn)
+                assert isinstance(model, WhisperForConditionalGeneration)  # an adapter has been added to the base
+                model.to(device)  # type: ignore[arg-type]  # transformers wraps it in a type that takes no device
+                base, began = model, time.perf_counter()
+                features = FeatureStore(cache / "features", processor.feature_extractor, warn=warn)
                 with _out_of_memory_told():
-                    transcripts = hearing.transcripts(when, base, processor, partial(tell_progress, when), features)
+                    progress = partial(tell_progress, when)
+                    transcripts = hearing.transcripts(when, base, processor, progress, features)
                 _, written = generation_settings(whisper_of(base), decoding.language, decoding.task)
-                result = compared(manifest.samples, transcripts, written, time.perf_counter() - began)
+                result = compared(samples, transcripts, written, time.perf_counter() - began)
                 if hearing.devices <= {device.type}:
                     texts.write(keys[when], result)
             yield when, result, hearing.counts(when)
 
 
-def _one_at_a_time(events: Callable[[dict], None]) -> Callable[[dict], None]:
-    """Guard `events` with a lock: hosts are told of by threads of their own."""
-    lock = threading.Lock()
-
-    def tell(event: dict) -> None:
-        with lock:
-            events(event)
-
-    return tell
-
-
-def _decoder(rank: Rank, here: DecodeSpec, clips: Sequence[SyncItem], final: Path) -> HostDecoder:
-    """Describe what a host of the run is to do, which has the base model; the trained one is removed afterwards."""
-    spec, profile = rank.spec, rank.spec.profile
-    tuned = f"{STORE}/evaluated/{spec.run_id}"
-    asked = dataclasses.replace(
-        here,
-        before=str(profile.base_model),
-        after=tuned,
-        cache_dir=spec.cache_dir,
-        device=spec.wanted_device,
-        batch_size=profile.batch_size,
-        num_threads=profile.num_threads,
-    )
-    models = {AFTER: lambda: folder_items(final, tuned)}
-    return HostDecoder(name=rank.label, host=rank.host, spec=asked, clips=clips, models=models, temporary=[tuned])
+def _helping_ranks(
+    ranks: Sequence[Rank], here: DecodeSpec, clips: Sequence[SyncItem], final: Path
+) -> list[HostDecoder]:
+    """Describe what each host of the run is to do, which has the base model; the trained one is removed afterwards."""
+    decoders = {}
+    for rank in reversed(ranks):  # of several on one host its first
+        spec, profile, host = rank.spec, rank.spec.profile, rank.host
+        assert profile and host
+        tuned = f"{STORE}/evaluated/{spec.run_id}"
+        asked = replace(
+            here,
+            before=str(profile.base_model),
+            after=tuned,
+            cache_dir=spec.cache_dir,
+            device=spec.wanted_device,
+            batch_size=profile.batch_size,
+            num_threads=profile.num_threads,
+        )
+        decoders[host.address] = HostDecoder(
+            name=rank.label,
+            host=host,
+            spec=asked,
+            clips=clips,
+            models={AFTER: partial(folder_items, final, tuned)},
+            temporary=[tuned],
+        )
+    return list(decoders.values())
 
 
 @contextmanager
@@ -182,3 +199,82 @@ def summary(result: Evaluation) -> dict:
         "loops": result.loops,
         "decoded_again": len(result.again),
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listening:
+    """name, model: the model's folder or hub id, and it as it is loaded here."""
+
+    name: str
+    model: nn.Module
+    processor: WhisperProcessor
+    language: str | None
+    task: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeardTogether:
+    """transcripts: by kind, in the manifest's order. devices, counts: of hosts, and of all machines by name."""
+
+    transcripts: dict[str, list[Transcript]]
+    devices: set[str]
+    counts: dict[str, int]
+
+
+def hear_together(
+    listening: Listening,
+    manifests: Mapping[str, Manifest],
+    hosts: Sequence[Host],
+    *,
+    progress: Callable[[int, int], None],
+    warn: Callable[[str, str], None],
+    worth_s: float = WORTH_S,
+) -> HeardTogether:
+    """Transcribe the clips of several manifests with one model, greedily. See Hearing."""
+    which = AFTER if is_adapter(listening.name) else BEFORE
+    spec = DecodeSpec(
+        before=listening.name,
+        language=listening.language,
+        task=listening.task,
+        greedy=True,
+        batch_size=CHECK_BATCH_SIZE,
+    )
+    with Hearing(
+        [sample for manifest in manifests.values() for sample in manifest.samples],
+        [which],
+        spec,
+        _helping_hosts(listening.name, spec, manifests, hosts) if hosts else [],
+        name=HERE,
+        is_cpu=next(listening.model.parameters()).device.type == "cpu",
+        warn=warn,
+        worth_s=worth_s,
+    ) as hearing:
+        in_order = iter(hearing.transcripts(which, listening.model, listening.processor, progress))
+        transcripts = {kind: [next(in_order) for _ in manifest.samples] for kind, manifest in manifests.items()}
+    return HeardTogether(transcripts=transcripts, devices=hearing.devices, counts=dict(hearing.counts(which)))
+
+
+def _helping_hosts(
+    name: str, spec: DecodeSpec, manifests: Mapping[str, Manifest], hosts: Sequence[Host]
+) -> list[HostDecoder]:
+    """Describe what each host is to do. Base models stay there, as they do for training; an adapter is removed."""
+    adapter = Path(name) if is_adapter(name) else None
+    base = model_folder(str(base_of(adapter)) if adapter else name)
+    spec = replace(spec, before=model_on_hosts(base))
+    items = folder_items(base, spec.before)
+    if adapter:
+        spec = replace(spec, after=f"{STORE}/evaluated/{Path(model_on_hosts(adapter.absolute())).name}")
+        items += folder_items(adapter, spec.after)
+    clips = [item for kind, manifest in manifests.items() for item in audio_items(kind, manifest)]
+    return [
+        HostDecoder(
+            name=host.address,
+            host=host,
+            spec=replace(spec, device=None if host.device == "auto" else host.device),
+            clips=clips,
+            code=code_items(),
+            models={AFTER if adapter else BEFORE: lambda: items},
+            temporary=[spec.after] if adapter else [],
+        )
+        for host in hosts
+    ]

@@ -21,8 +21,6 @@ from whisper_tuner.errors import ExitStatus, RunError
 from whisper_tuner.interrupts import noted
 from whisper_tuner.text import duration, harmless, size
 
-from .report import REPORT
-
 FINISHING = "finishing the step, then saving (an exchange that is on its way is waited for)"
 LINE_EVERY_S = 10.0  # between plain lines about one host: often enough to see it live, few enough to read
 
@@ -87,9 +85,9 @@ Starter = Callable[[], subprocess.Popen | Attached]
 def start_launcher(run_dir: Path, *, resume: bool = False, report: str = "") -> subprocess.Popen:
     """Start it in a session of its own, so that neither Ctrl-C nor a closed terminal reaches it directly.
 
-    report: the module that writes a report of the run at its end; see `report.py`.
+    report: the module that writes a report of the run at its end, or "".
     """
-    options = [*(["--resume"] if resume else []), *([f"{REPORT}{report}"] if report else [])]
+    options = [*(["--resume"] if resume else []), *([f"--report={report}"] if report else [])]
     with (run_dir / "launcher.log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "distributed.launcher.main", str(run_dir), *options],
@@ -108,7 +106,7 @@ def follow(run_dir: Path, launch: Starter, screen: Screen, *, position: int = 0)
     Ctrl-C and SIGTERM are passed on to the launcher: once to stop in order, twice to stop now. As SIGTERM, because a
     launcher that was started in the background has SIGINT ignored until it is ready.
 
-    Raises RunError if the launcher vanishes without a last word.
+    Raises RunError for a run that has failed, or whose launcher vanishes without a last word.
     """
     view, passed_on, gone = RunView(), 0, False
     with noted(signal.SIGINT, signal.SIGTERM) as interrupts:
@@ -137,16 +135,11 @@ def follow(run_dir: Path, launch: Starter, screen: Screen, *, position: int = 0)
             remedy=f"See what it has and how to go on: multimac runs show {run_dir.name}. "
             f"Its output: {run_dir / 'launcher.log'}",
         )
-    return _told(view.end, run_dir, screen)
-
-
-def _told(end: dict, run_dir: Path, screen: Screen) -> ExitStatus:
-    """Raises RunError for a run that has failed."""
-    status = ExitStatus(end["status"])
+    status = ExitStatus(view.end["status"])
     if status not in (ExitStatus.OK, ExitStatus.INTERRUPTED):
-        error = RunError(end["message"], remedy=f"Everything that the hosts printed: {run_dir / 'launcher.log'}")
+        error = RunError(view.end["message"], remedy=f"Everything that the hosts printed: {run_dir / 'launcher.log'}")
         error.exit_status = status
         raise error
-    if end["message"]:
-        screen.print(end["message"])
+    if view.end["message"]:
+        screen.print(view.end["message"])
     return status

@@ -6,10 +6,13 @@ ranks are done, evaluates. The command that the user typed only follows events.j
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
+import re
 import secrets
 import signal
+import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -24,19 +27,19 @@ from distributed.ssh.machine import on_each
 from whisper_tuner.errors import ExitStatus, TunerError
 from whisper_tuner.text import harmless
 
-from .commit import commit_of
-from .host_spawner import HostSpawner
-from .meeting import Meeting
-from .report import AT_ONCE_S, LONGEST_S, REPORT, report_event
-from .spawner import LocalSpawner
-from .training import Refused, Training
+from .spawner import HostSpawner, LocalSpawner, Spawner
+from .training import Meeting, Refused, Training
 
 NOT_EVALUATED = "stopped before WER was measured; the model is in final/, and `multimac evaluate` measures it"
+REPORT_S = 120.0  # it usually takes a second or two; a run of a day must not wait for a disk that hangs
+REPORT_AT_ONCE_S = 10.0  # of a run that was to stop at once
+HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class Launcher:
+    """Trains, evaluates, and tells of it in events.jsonl. report: the module that writes a report of the run; or ""."""
+
     def __init__(self, run_dir: Path, *, resume: bool = False, report: str = ""):
-        """report: the module that writes a report of the run at its end; none without it."""
         self.run_dir, self.resume, self._report = run_dir, resume, report
         self.launch = Launch.load(run_dir)
         self.events = EventLog(run_dir / "events.jsonl")
@@ -52,17 +55,13 @@ class Launcher:
     def run(self) -> ExitStatus:
         status, message = self._outcome()
         self.events({"type": "end", "status": int(status), "message": message})
-        if self._report:
-            self._write_report()
+        if self._report:  # whatever becomes of it, the run has ended as it has
+            self._trained = True  # a signal from here on means: now
+            with contextlib.suppress(KeyboardInterrupt):
+                longest_s = REPORT_AT_ONCE_S if self._at_once else REPORT_S
+                if event := report_event(self._report, self.run_dir, longest_s):
+                    self.events(event)
         return status
-
-    def _write_report(self) -> None:
-        """Whatever becomes of it, the run has ended as it has."""
-        self._trained = True  # a signal from here on means: now
-        with contextlib.suppress(KeyboardInterrupt):
-            longest_s = AT_ONCE_S if self._at_once else LONGEST_S
-            if event := report_event(self._report, self.run_dir, longest_s):
-                self.events(event)
 
     def _outcome(self) -> tuple[ExitStatus, str]:
         """Train and evaluate; how it ended, and what to tell the user of that."""
@@ -75,7 +74,7 @@ class Launcher:
                 return ExitStatus.INTERRUPTED, message + self._again()
             if self.launch.evaluate and self.launch.test:
                 self._trained = True
-                self._evaluate()
+                self._evaluate(Path(self.launch.test))
             return ExitStatus.OK, ""
         except KeyboardInterrupt:
             self._at_once = True
@@ -98,8 +97,11 @@ class Launcher:
         ranks = self.launch.ranks
         started = {"type": "phase", "phase": "start", "hosts": [rank.label for rank in ranks]}
         self.events(started | ({"commit": commit} if (commit := commit_of(PROJECT)) else {}))
-        meeting = Meeting(self.launch.address, ranks[0].spec.interface) if len(ranks) > 1 else None
-        place = meeting and Rendezvous(address=meeting.address, key=secrets.token_hex(32))
+        meeting: Meeting | None = None
+        place: Rendezvous | None = None
+        if len(ranks) > 1:
+            meeting = Meeting(self.launch.address, ranks[0].spec.interface)
+            place = Rendezvous(address=meeting.address, key=secrets.token_hex(32))
         spawners = [spawner_of(rank, self.run_dir, place, resume=self.resume) for rank in ranks]
         training = Training(
             spawners,
@@ -112,9 +114,12 @@ class Launcher:
         )
         finished = False
         try:
-            training.run(lambda: self._interrupts > 0)
-            if training.exporter.spawner.host:
-                self._name_base()
+            exporter = training.run(lambda: self._interrupts > 0)
+            profile = ranks[0].spec.profile
+            if exporter.spawner.host and profile:  # an adapter that it has saved names its base as it lies there
+                from whisper_tuner.export.final import name_base
+
+                name_base(self.run_dir / "final", profile.base_model)
             finished = True
         except Exception:  # whatever it is: what the workers have agreed on is not to be lost
             training.end(rescue=True)
@@ -124,25 +129,67 @@ class Launcher:
             finished = finished and not self._interrupts
             on_each(spawners, lambda spawner: spawner.leave(finished=finished))
 
-    def _name_base(self) -> None:
-        """An adapter that another host has saved names its base as it lies there."""
-        from whisper_tuner.export.final import name_base
-
-        if profile := self.launch.ranks[0].spec.profile:
-            name_base(self.run_dir / "final", profile.base_model)
-
-    def _evaluate(self) -> None:
+    def _evaluate(self, test: Path) -> None:
         from .evaluate import evaluate_run
 
         self.events({"type": "phase", "phase": "evaluate"})
         helpers = [rank for rank in self.launch.ranks if rank.host]
-        evaluate_run(self.launch.ranks[0].spec, Path(self.launch.test), self.events, helpers)
+        evaluate_run(self.launch.ranks[0].spec, test, self.events, helpers)
 
 
-def spawner_of(rank: Rank, run_dir: Path, rendezvous: Rendezvous | None, *, resume: bool) -> HostSpawner | LocalSpawner:
+def spawner_of(rank: Rank, run_dir: Path, rendezvous: Rendezvous | None, *, resume: bool) -> Spawner:
     if rank.host:
-        return HostSpawner(rank, run_dir, rendezvous, resume=resume)
+        return HostSpawner(rank, rank.host, run_dir, rendezvous, resume=resume)
     return LocalSpawner(rank, rendezvous, resume=resume)
+
+
+def commit_of(project: Path) -> str:
+    """Read from git's files which commit of this program is here: a Mac without its developer tools has no git.
+
+    Returns "" if it is not a clone. The files may have been changed since.
+    """
+    with contextlib.suppress(OSError, UnicodeDecodeError, IndexError):
+        folder = project / ".git"
+        if folder.is_file():  # of a worktree or a submodule
+            folder = project / folder.read_text(encoding="utf-8").partition("gitdir:")[2].strip()
+        found = (folder / "HEAD").read_text(encoding="utf-8").strip()
+        if found.startswith("ref:"):
+            reference, common = found.removeprefix("ref:").strip(), folder
+            with contextlib.suppress(FileNotFoundError):
+                common = folder / (folder / "commondir").read_text(encoding="utf-8").strip()
+            if (common / reference).is_file():
+                found = (common / reference).read_text(encoding="utf-8").strip()
+            else:
+                lines = (common / "packed-refs").read_text(encoding="utf-8").splitlines()
+                found = next((line.split()[0] for line in lines if line.endswith(f" {reference}")), "")
+        return found if HASH.fullmatch(found) else ""
+    return ""
+
+
+def report_event(module: str, run_dir: Path, longest_s: float) -> dict | None:
+    """Have a report written, and make the event to tell. A process of its own does it, so that it does the run no harm.
+
+    `python -m MODULE RUN_DIR` prints the path, nothing, or with status 1 a reason. The command that starts a run names
+    the module, since it belongs to what a person sees.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, str(run_dir)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            timeout=longest_s,
+        )
+        said = done.stdout.strip().splitlines()
+        if not done.returncode:
+            return {"type": "report", "path": said[-1]} if said else None
+        reason = said[-1] if said else f"its process ended with status {done.returncode}; see launcher.log"
+    except subprocess.TimeoutExpired:
+        reason = f"it took over {longest_s:.0f} s"
+    except OSError as error:
+        reason = str(error)
+    return {"type": "warning", "what": f"the report was not written: {reason}"}
 
 
 def log(line: str) -> None:
@@ -151,11 +198,13 @@ def log(line: str) -> None:
 
 
 def main() -> int:
-    run_dir = Path(sys.argv[1])
-    with only_one(run_dir):
-        options = sys.argv[2:]
-        report = next((option.removeprefix(REPORT) for option in options if option.startswith(REPORT)), "")
-        launcher = Launcher(run_dir, resume="--resume" in options, report=report)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--report", default="")
+    asked = parser.parse_args()
+    with only_one(asked.run_dir):
+        launcher = Launcher(asked.run_dir, resume=asked.resume, report=asked.report)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, launcher.interrupt)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

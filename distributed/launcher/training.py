@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
-from collections.abc import Callable, Iterable, Sequence
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from distributed.control.messages import endpoint
 from distributed.control.timeouts import Timeouts
+from distributed.hosts.interfaces import address_on
 from exogym.errors import RanksDiverged
 from exogym.membership.client import UNREACHED_S
 from exogym.membership.coordinator import Coordinator
-from whisper_tuner.errors import RunError
+from whisper_tuner.errors import HostError, RunError
 
 from .background import Background
-from .liveness import Event, State, counted
-from .meeting import Meeting
-from .pace import Pace
+from .liveness import Event, Pace, State, counted
 from .spawner import Spawner
 from .worker_group import Exited, Heard, Lost, News, Ready, Started, Unreached, Worker, WorkerGroup
 
@@ -48,7 +49,7 @@ class Training:
         background: Background | None = None,
         meeting: Meeting | None = None,
     ):
-        self.exporter: Worker | None = None
+        self._exporter: Worker | None = None
         self._events, self._timeouts, self._meeting = events, Timeouts(), meeting
         self._background = background or Background()
         self._pace = Pace(patience_s, self._timeouts)
@@ -57,7 +58,7 @@ class Training:
         self._all = self.workers.values()
         self.coordinator = Coordinator(
             list(self.workers),
-            self._send,
+            lambda name, message: self.workers[name].tell(json.dumps(message)),
             self._on_decision,
             clock=lambda: self.group.now,
             min_hosts=min_hosts,
@@ -67,31 +68,36 @@ class Training:
         self._committed = self._diverged = False
         self._stays_until = 0.0  # where hosts meet that do not reach each other
 
-    def run(self, stopping: Callable[[], bool]) -> None:
+    def run(self, stopping: Callable[[], bool]) -> Worker:
         """Train until all work is done, or `stopping()` is true and they have agreed; then have one save the model.
 
-        Raises RunError, HostError.
+        Returns that one. Raises RunError, HostError.
         """
         self.group.start()
-        while self.exporter is None:
+        while not self.coordinator.ended:
             if stopping() and not self.coordinator.stopping:
-                self._tell(self.coordinator.stop)
+                with self._telling_coordinator():
+                    self.coordinator.stop()
                 for worker in self._all:
                     worker.tell("stop")
             self._turn()
             if self.coordinator.ended:
-                self._save()
-                continue
-            self._check_min_hosts()
+                break
+            given_up = [worker for worker in self._all if worker.liveness.state is State.GIVEN_UP]
+            if len(self._all) - len(given_up) < self.coordinator.min_hosts:
+                left = ", ".join(worker.name for worker in self._all if worker not in given_up)
+                what = f"only {left} left, and min_hosts = {self.coordinator.min_hosts}" if left else "no host is left"
+                raise RunError("\n".join([what, *(f"{worker.name}: {worker.lost_for}" for worker in given_up)]))
             if stopping() and not any(worker.liveness.is_there or worker.liveness.busy for worker in self._all):
                 raise RunError("stopped while no host was connected")
+        return self._save()
 
     def end(self, *, rescue: bool = False) -> None:
         """Leave no worker behind. What ranks that differ have is not worth saving."""
         self.group.end(rescue=rescue and not self._diverged)
 
     def _turn(self) -> None:
-        self._note_whether_to_restart()
+        self.group.restarting = not (self.coordinator.stopping or self.coordinator.ended)
         self.follow(self.group.turn())
         self._follow_own_address()
         self._look_for_stuck()
@@ -100,43 +106,35 @@ class Training:
             what = f"the others cannot connect to it: another network, or a firewall?{said}"
             self._advance(self.workers[blame.host], Event.BLAMED, what)
 
-    def _check_min_hosts(self) -> None:
-        given_up = [worker for worker in self._all if worker.liveness.state is State.GIVEN_UP]
-        if len(self._all) - len(given_up) < self.coordinator.min_hosts:
-            left = ", ".join(worker.name for worker in self._all if worker not in given_up)
-            what = f"only {left} left, and min_hosts = {self.coordinator.min_hosts}" if left else "no host is left"
-            raise RunError("\n".join([what, *(f"{worker.name}: {worker.lost_for}" for worker in given_up)]))
-
     # What the worker group tells.
 
     def follow(self, news: Iterable[News]) -> None:
         """React to each piece of news. Raises what ends the run."""
         for one in news:
-            self._react(one)
-
-    def _react(self, news: News) -> None:
-        worker = news.worker
-        match news:
-            case Started():
-                self._pace.moved(worker.name, self.group.now)
-                if self._meeting and self._meeting.line:  # its RunSpec tells where they met when the run began
-                    worker.tell(self._meeting.line)
-                if self.coordinator.stopping:
-                    worker.tell("stop")
-            case Unreached(error=error):
-                if not self._committed and not worker.had_process:
-                    raise error  # a new start by the user is the better try
-                self.group.try_again(worker, error)
-            case Ready():
-                self._tell(lambda: self.coordinator.ready(worker.name, anew=not worker.is_known))
-                worker.is_known = True
-            case Lost(for_good=for_good):
-                self._tell(lambda: self.coordinator.lost(worker.name, for_good=for_good))
-            case Exited(reason=reason, status=status):
-                self._advance(worker, self._meaning_of_exit(worker, reason, status), reason)
-            case Heard(event=event):
-                with self.group.blamed_if_incomplete(worker, event):
-                    self._hear(worker, event)
+            worker = one.worker
+            match one:
+                case Started():
+                    self._pace.moved(worker.name, self.group.now)
+                    if self._meeting and self._meeting.line:  # its RunSpec tells where they met when the run began
+                        worker.tell(self._meeting.line)
+                    if self.coordinator.stopping:
+                        worker.tell("stop")
+                case Unreached(error=error):
+                    if not self._committed and not worker.had_process:
+                        raise error  # a new start by the user is the better try
+                    self.group.try_again(worker, error)
+                case Ready():
+                    with self._telling_coordinator():
+                        self.coordinator.ready(worker.name, anew=not worker.is_known)
+                    worker.is_known = True
+                case Lost(for_good=for_good):
+                    with self._telling_coordinator():
+                        self.coordinator.lost(worker.name, for_good=for_good)
+                case Exited(reason=reason, status=status):
+                    self._advance(worker, self._meaning_of_exit(worker, reason, status), reason)
+                case Heard(event=event):
+                    with self.group.blamed_if_incomplete(worker, event):
+                        self._hear(worker, event)
 
     def _advance(self, worker: Worker, event: Event, reason: str) -> None:
         """Have the group act on an event that is decided here, and follow what comes of it."""
@@ -145,14 +143,15 @@ class Training:
 
     def _meaning_of_exit(self, worker: Worker, reason: str, status: int | None) -> Event:
         """Tell EXITED, ABORTED, SHORT_OF_MEMORY and FINISHED apart. Raises RunError for an error that would recur."""
-        if self.coordinator.ended and worker is not self.exporter:
+        if self.coordinator.ended and worker is not self._exporter:
             return Event.FINISHED
-        members = self.coordinator.generation.members if self.coordinator.is_syncing else ()
+        generation = self.coordinator.generation
+        members = generation.members if generation and self.coordinator.is_syncing else ()
         if status in ABORTS and worker.name in members and len(members) > 1:
             return Event.ABORTED
-        kind = worker.error.get("kind") if worker.error else None
-        retryable = RETRYABLE | RETRYABLE_LATER if self._committed else RETRYABLE
-        if kind and kind not in retryable and (worker.error.get("foreseen") or not self._committed):
+        error = worker.error or {}
+        kind, retryable = error.get("kind"), RETRYABLE | RETRYABLE_LATER if self._committed else RETRYABLE
+        if kind and kind not in retryable and (error.get("foreseen") or not self._committed):
             raise (Refused if kind in FATAL else RunError)(f"{worker.name}: {reason}")
         is_short = kind in RETRYABLE_LATER and not worker.liveness.loaded  # it costs the others nothing to try it again
         return Event.SHORT_OF_MEMORY if is_short else Event.EXITED
@@ -161,11 +160,9 @@ class Training:
         """React to a worker's event. Raises KeyError and the like for one that lacks what it must have."""
         kind = event["type"]
         if kind == "listens":  # this and the next come from a thread that says nothing about what the rank is at
-            self._on_listens(worker, event)
-            return
+            return self._on_listens(worker, event)
         if kind == "reach":
-            self._on_reach(worker, event)
-            return
+            return self._on_reach(worker, event)
         self._pace.moved(worker.name, self.group.now)
         # Steps may be made while weights travel; a vote says that they have come.
         worker.is_busy_link = kind == "exchange" or (worker.is_busy_link and kind in ("step", "checkpoint"))
@@ -178,13 +175,14 @@ class Training:
         elif kind == "error":
             worker.error = event
         elif kind == "saved":
-            self.exporter = worker
+            self._exporter = worker
         if kind in ("vote", "round_end", "set", "trouble"):
-            self._tell(lambda: getattr(self.coordinator, kind)(worker.name, event))
+            with self._telling_coordinator():
+                getattr(self.coordinator, kind)(worker.name, event)
         elif kind not in ("ready", "alive", "exchange"):
             if kind == "hello":
                 worker.hello = event
-                self._compare(worker)
+                self._compare(worker, event)
             self._events({**event, "host": worker.name, "rank": worker.spawner.rank})
 
     # Where they reach this machine, and each other.
@@ -225,20 +223,21 @@ class Training:
             or self._pace.since_moved(one.name, self.group.now) < UNREACHED_S
         }
         about = {**event, "unreached": [one.name for one in others]}
-        self._tell(lambda: self.coordinator.reach(worker.name, about, doubtful=doubtful))
+        with self._telling_coordinator():
+            self.coordinator.reach(worker.name, about, doubtful=doubtful)
 
-    def _compare(self, worker: Worker) -> None:
+    def _compare(self, worker: Worker, hello: dict) -> None:
         """Compare a worker with another that is there: the one that has just come is to blame if they differ."""
-        there = (one for one in self._all if one is not worker and one.liveness.is_there and one.hello)
-        other = next(there, None)
+        there = ((one, one.hello) for one in self._all if one is not worker and one.liveness.is_there and one.hello)
+        other, its = next(there, (None, {}))
         if other is None:
             return
-        if worker.hello["system"] != other.hello["system"]:
+        if hello["system"] != its["system"]:
             raise RunError(
-                f"{worker.name} runs {worker.hello['system']}, {other.name} {other.hello['system']}",
+                f"{worker.name} runs {hello['system']}, {other.name} {its['system']}",
                 remedy="gloo cannot mix Macs with other systems: use hosts of one kind.",
             )
-        if worker.hello["source"] != other.hello["source"]:
+        if hello["source"] != its["source"]:
             what = f"{worker.name} runs different code from {other.name}"
             if not self._committed:
                 raise RunError(
@@ -248,30 +247,22 @@ class Training:
 
     # The coordinator.
 
-    def _tell(self, tell: Callable[[], None]) -> None:
+    @contextlib.contextmanager
+    def _telling_coordinator(self) -> Iterator[None]:
+        """Note what it has decided of what it is told inside. Raises RunError."""
         try:
-            tell()
+            yield
         except RanksDiverged as error:
             self._diverged = True
             remedy = "`multimac hosts check` compares code and packages; then start again, or resume."
             raise RunError(str(error), remedy=remedy) from error
-        self._note_whether_to_restart()
-        self._follow_generation()
-
-    def _note_whether_to_restart(self) -> None:
         self.group.restarting = not (self.coordinator.stopping or self.coordinator.ended)
-
-    def _follow_generation(self) -> None:
-        """Note where members begin a round together: they are as far as each other, whatever they did before."""
         generation = self.coordinator.generation
         if generation and self.coordinator.is_syncing:
             self._entering = 0 if generation.continues_round else generation.number
         elif generation and generation.number == self._entering:
-            self._entering = 0
+            self._entering = 0  # they begin a round together: all are as far, whatever they did before
             self._pace.entered(generation.members)
-
-    def _send(self, name: str, message: dict) -> None:
-        self.workers[name].tell(json.dumps(message))
 
     def _on_decision(self, event: dict) -> None:
         if event["type"] == "commit":
@@ -299,19 +290,21 @@ class Training:
 
     # The end.
 
-    def _save(self) -> None:
-        """Have the model written by one of those who have it, on this machine if it is among them."""
+    def _save(self) -> Worker:
+        """Have the model written by one of those who have it, on this machine if it is among them. Raises RunError."""
+        assert self.coordinator.generation  # it has ended
         members = [self.workers[name] for name in self.coordinator.generation.members]
         for worker in members:
             if not worker.liveness.is_there:
                 continue
             worker.tell("save")
             deadline = self.group.now + self._timeouts.save_s
-            while worker.liveness.is_there and self.exporter is None and self.group.now < deadline:
+            while worker.liveness.is_there and self._exporter is None and self.group.now < deadline:
                 self._turn()
-            if self.exporter and self._fetch(self.exporter):  # perhaps one that was asked before, and was late
-                return
-            self.exporter = None
+            # Perhaps another has saved it, which was asked before, and was late.
+            if (exporter := self._exporter) and self._fetch(exporter):
+                return exporter
+            self._exporter = None
         reasons = [f"{worker.name}: {worker.lost_for}" for worker in members if worker.lost_for]
         head = ["every host was lost before the model was saved"] if len(members) > 1 or not reasons else []
         raise RunError("\n".join([*head, *reasons]))
@@ -327,3 +320,60 @@ class Training:
             what = f"the model it saved cannot be fetched: {error}"
             self._events({"type": "warning", "host": worker.name, "rank": worker.spawner.rank, "what": what})
         return error is None
+
+
+class Meeting:
+    """The address of this machine towards which ranks form their groups.
+
+    It changes when the machine gets another one: by DHCP, or by waking elsewhere. interface: the one to be on, or "".
+    line: what tells a worker of the address; "" before it has changed.
+    """
+
+    def __init__(self, address: str, interface: str = ""):
+        self._interface, self._first, self.line = interface, address, ""
+        self.address = address
+
+    def moved(self, connected: Iterable[str]) -> str:
+        """Move if this machine has just lost its address and has another that leads to a host; say where to, or "".
+
+        connected: its own addresses on the connections to hosts, best first. To be called often.
+        """
+        before = self.address
+        if is_own(before) or not self._move(connected):
+            return ""
+        return f"the address of this machine was {before}, and is now {self.address}: the hosts meet there"
+
+    def left(self, connected: Iterable[str]) -> str:
+        """Move if hosts do not reach each other where they meet: to the usual network, and back from there.
+
+        The fastest one, where a run begins, may be a cable that somebody pulls.
+        """
+        before = self.address
+        if not self._move(connected):
+            return ""
+        return f"not all hosts reach each other by {before}: they meet at {self.address} now"
+
+    def _move(self, connected: Iterable[str]) -> bool:
+        """Move to another address: that of the host first in the file, or where the run began."""
+        if self._interface:
+            try:
+                found = [address_on(self._interface, self._interface)]
+            except HostError:  # the network may be on its way up
+                return False
+        else:
+            found = [*[address for address in connected if is_own(address)][:1], self._first]
+        for address in found:
+            if address != self.address and is_own(address):
+                self.address, self.line = address, json.dumps({"type": "meeting", "address": address})
+                return True
+        return False
+
+
+def is_own(address: str) -> bool:
+    """Tell whether this machine has this address now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True

@@ -3,8 +3,7 @@
     liveness.py      the states of a worker, and every way between them
     worker_group.py  carries out what the table says
     background.py    the inbox, and the threads that may block
-    spawner.py       starts a worker here; host_spawner.py starts one over SSH, or connects to it again
-    worker_link.py   what is written and read, over one connection after another
+    spawner.py       starts a worker, here or over SSH, and connects to it again
 
 One thread, the one that calls `turn`, owns all of this. What may block runs in threads that only tell what comes of it.
 What a run has to decide about, `turn` yields as News: training.py reacts to it before the next is looked at.
@@ -13,6 +12,7 @@ What a run has to decide about, `turn` yields as News: training.py reacts to it 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import traceback
 from collections import deque
@@ -23,19 +23,26 @@ from functools import partial
 from distributed.control.channel import LAUNCHER_GONE
 from distributed.control.messages import Endpoint, split_line
 from distributed.control.timeouts import Timeouts
+from distributed.ssh.local_network import NO_ROUTE  # also what a program gets that may not use the local network
 from whisper_tuner.errors import HostError, TunerError
 
 from . import liveness
-from .audio_push import AudioPush
-from .background import Background, Takes, side_by_side
-from .liveness import Action, Event, Liveness, State
-from .pace import Pace
+from .background import AudioPush, Background, Takes, side_by_side
+from .liveness import Action, Event, Liveness, Pace, State
 from .spawner import Spawner, WorkerProcess
-from .unreached import advice
 
 KILL_S = 3.0  # what is not killed by then is out of reach, and ends by itself
 TAIL_LINES = 20
 TURN_S = 0.25  # the longest wait for what threads tell: what the clock brings is this late at most
+TRIES = 10  # to reach a host, before a hint: by then one that only sleeps or starts has had half a minute
+TERMINAL_CLOSED = (
+    "no route to it (errno 65). Was the terminal closed in which this run was started? macOS may then keep the run off"
+    " the local network: docs/lost-hosts.md#the-terminal-was-closed-and-no-host-is-found"
+)
+BY_ADDRESS = (
+    "still not reached. Has it got another address? Only a host given by its name, such as mac-mini.local, is found"
+    " again at a new one: write its name into the hosts file, and go on with --resume and --hosts"
+)
 
 
 @dataclass
@@ -180,7 +187,10 @@ class WorkerGroup:
                 if worker.liveness.is_there or worker.liveness.state is State.UNACKNOWLEDGED:
                     worker.beat()  # what is written to a silent one would only be kept for it
         told = self._background.take(TURN_S)
-        self._pass_time()
+        # The group's clock stands still while this process is frozen, or its machine asleep.
+        now = self._background.now()
+        self.now += min(now - self._last_look, self._timeouts.longest_turn_s)
+        self._last_look = now
         for tell in told:
             tell()
             yield from self.news()
@@ -199,27 +209,20 @@ class WorkerGroup:
         rescue: the run broke off, so each first saves what was agreed, as if the launcher had died.
         """
         self._background.close()
-        running = [worker for worker in self.workers.values() if worker.process]
-        for worker in running:
+        running = [(worker, worker.process) for worker in self.workers.values() if worker.process]
+        for worker, _ in running:
+            assert worker.audio
             worker.audio.over.set()
             worker.tell("rescue" if rescue else "quit")
         deadline = self._background.now() + self._timeouts.grace_s + (self._timeouts.rescue_s if rescue else 0.0)
-
-        def has_ended(worker: Worker) -> bool:
+        stays = []
+        for worker, process in running:
             left = max(0.0, deadline - self._background.now())
-            return not worker.liveness.is_lost and worker.process.wait(left) is not None
-
-        side_by_side([worker.process.kill for worker in running if not has_ended(worker)], KILL_S)
-        for worker in running:
+            if worker.liveness.is_lost or process.wait(left) is None:
+                stays.append(process)
+        side_by_side([process.kill for process in stays], KILL_S)
+        for worker, _ in running:
             worker.process = None
-
-    # What the clock brings.
-
-    def _pass_time(self) -> None:
-        """Let the group's clock go on; it stands still while this process is frozen, or its machine asleep."""
-        now = self._background.now()
-        self.now += min(now - self._last_look, self._timeouts.longest_turn_s)
-        self._last_look = now
 
     def _look_at_clock(self, worker: Worker) -> None:
         is_sending = worker.audio is not None and worker.audio.is_sending
@@ -239,14 +242,13 @@ class WorkerGroup:
             """Drop what is told of a process that was given up meanwhile."""
             return lambda content: act(worker, content) if worker.process is process else None
 
-        unsent, not_sent = of_this(self._on_unsent), of_this(self._on_not_sent)
-        worker.begin(process, AudioPush(worker.spawner, self._background, unsent=unsent, failed=not_sent))
+        def tell_unsent(worker: Worker, files: Sequence[str]) -> None:
+            worker.tell(json.dumps({"type": "unsent", "files": files}))
+
+        worker.begin(process, AudioPush(worker.spawner, self._background, of_this(tell_unsent)))
         self.advance(worker, Event.STARTED)
         self._background.listen(process, of_this(self._on_line), of_this(self._on_exited), self._timeouts.grace_s)
         self._news.append(Started(worker))
-
-    def _on_reconnected(self, worker: Worker, is_there: bool) -> None:
-        self.advance(worker, Event.RECONNECTED if is_there else Event.NOBODY_THERE)
 
     def _on_unreached(self, worker: Worker, error: Exception) -> None:
         if not isinstance(error, TunerError):  # which is the host's, or of a file that cannot be read here
@@ -282,7 +284,14 @@ class WorkerGroup:
             if event["heard"] >= worker.first_beat:
                 self.advance(worker, Event.ACKNOWLEDGED)
         elif event["type"] == "want":
-            worker.audio.start([str(name) for name in event["files"]])
+            assert worker.audio
+            files, process = [str(name) for name in event["files"]], worker.process
+
+            def not_sent(error: HostError | None) -> None:
+                if error and worker.process is process and worker.liveness.is_there:
+                    self.advance(worker, Event.BLAMED, f"clips cannot be sent to it: {error}")
+
+            self._background.run(partial(worker.audio.send, files), not_sent)
         else:
             self._news.append(Heard(worker, event))
             if event["type"] == "hello":
@@ -305,13 +314,6 @@ class WorkerGroup:
         else:
             self._news.append(Exited(worker, reason, status))
 
-    def _on_unsent(self, worker: Worker, files: Sequence[str]) -> None:
-        worker.tell(json.dumps({"type": "unsent", "files": files}))
-
-    def _on_not_sent(self, worker: Worker, error: HostError) -> None:
-        if worker.liveness.is_there:
-            self.advance(worker, Event.BLAMED, f"clips cannot be sent to it: {error}")
-
     # What is done about it.
 
     def advance(self, worker: Worker, event: Event, reason: str = "", *, silent_for: float | None = None) -> None:
@@ -321,39 +323,49 @@ class WorkerGroup:
         """
         before = worker.liveness
         worker.liveness, action = liveness.advance(before, event, self.now, self._timeouts)
-        state = worker.liveness.state
+        state, audio, host = worker.liveness.state, worker.audio, {"host": worker.name, "rank": worker.spawner.rank}
         if state is State.UNACKNOWLEDGED and before.state is State.SILENT:
             worker.first_beat = worker.beats + 1
             worker.beat()
-        if worker.process and state in (State.WAITING, State.STARTING, State.GIVEN_UP):
-            self._retire(worker)
+        if worker.process and audio and state in (State.WAITING, State.STARTING, State.GIVEN_UP):
+            process, worker.process = worker.process, None  # nothing more is heard of it
+            audio.over.set()
+            self._background.run(process.kill)
         unreached = partial(self._on_unreached, worker)
         if action is Action.START:
             start = partial(worker.spawner.start, again=worker.had_process)
             then = partial(self._on_started, worker)
             self._background.run(start, then, unreached, late=lambda process: process.kill())
         elif action is Action.RECONNECT:
-            self._background.run(worker.spawner.reconnect, partial(self._on_reconnected, worker), unreached)
+
+            def reconnected(is_there: bool) -> None:
+                self.advance(worker, Event.RECONNECTED if is_there else Event.NOBODY_THERE)
+
+            self._background.run(worker.spawner.reconnect, reconnected, unreached)
         elif action is Action.REPORT_LOSS:
-            self._report_loss(worker, reason, silent_for)
-        elif action is Action.REPORT_RETURN:
+            worker.lost_for, for_good = reason, state is State.GIVEN_UP
+            if state is State.SILENT and audio:
+                audio.silent.set()
+            silence = {} if silent_for is None else {"silent_for": silent_for}
+            self._events({"type": "lost", **host, **silence, "reason": reason, "given_up": for_good})
+            self._news.append(Lost(worker, for_good=for_good))
+        elif action is Action.REPORT_RETURN and audio:
             worker.unreached = ""
-            worker.audio.silent.clear()
-            self._events({"type": "back", "host": worker.name, "rank": worker.spawner.rank})
+            audio.silent.clear()
+            self._events({"type": "back", **host})
         if state is State.READY and before.state is not State.READY:
             self._news.append(Ready(worker))
 
-    def _retire(self, worker: Worker) -> None:
-        """Kill the process; nothing more is heard of it."""
-        process, worker.process = worker.process, None
-        worker.audio.over.set()
-        self._background.run(process.kill)
 
-    def _report_loss(self, worker: Worker, reason: str, silent_for: float | None) -> None:
-        worker.lost_for = reason
-        if worker.liveness.state is State.SILENT:
-            worker.audio.silent.set()
-        about = {} if silent_for is None else {"silent_for": silent_for}
-        about |= {"reason": reason, "given_up": worker.liveness.state is State.GIVEN_UP}
-        self._events({"type": "lost", "host": worker.name, "rank": worker.spawner.rank, **about})
-        self._news.append(Lost(worker, for_good=about["given_up"]))
+def advice(name: str, error: Exception, tries: int, *, is_new: bool) -> str:
+    """Say what the user may have to do about a host that is not found again, or "".
+
+    name: as in the hosts file. is_new: the reason differs from the last.
+    """
+    if is_new and getattr(error.__cause__, "errno", None) == NO_ROUTE:
+        return TERMINAL_CLOSED
+    if tries == TRIES:
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(name)
+            return BY_ADDRESS
+    return ""

@@ -12,9 +12,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from distributed.control.messages import send_event
 from distributed.control.timeouts import Timeouts
@@ -23,26 +21,24 @@ from distributed.hosts.keep_awake import keep_awake
 from distributed.plan.decode_spec import AFTER, DecodeSpec
 from whisper_tuner.json_text import parse_json
 
-if TYPE_CHECKING:
-    from whisper_tuner.eval.evaluation import Transcript
-
-Hears = Callable[[str, list[Path]], "list[Transcript]"]
-
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when to stop
     alarm()
     spec = DecodeSpec.from_json(sys.stdin.buffer.readline().decode())
     groups: queue.SimpleQueue[dict] = queue.SimpleQueue()
-    threading.Thread(target=listen, args=(groups,), daemon=True).start()
+
+    def listen() -> None:
+        for line in sys.stdin.buffer:
+            alarm()
+            if line.strip():
+                groups.put(parse_json(line.decode()))
+        os._exit(0)  # the launcher has what it needs, or is gone
+
+    threading.Thread(target=listen, daemon=True).start()
     keep_awake(os.getpid())
     hold(Path())
-    hears = decoder(spec)
-    while True:
-        group = groups.get()
-        heard = hears(group["model"], [Path(name) for name in group["clips"]])
-        texts = [[one.text, one.problem, one.temperature, one.greedy, one.logprob] for one in heard]
-        send_event({"type": "texts", "texts": texts})
+    decode(spec, groups)
 
 
 def alarm() -> None:
@@ -50,17 +46,10 @@ def alarm() -> None:
     signal.alarm(int(Timeouts().launcher_silence_s))
 
 
-def listen(groups: queue.SimpleQueue) -> None:
-    for line in sys.stdin.buffer:
-        alarm()
-        if line.strip():
-            groups.put(parse_json(line.decode()))
-    os._exit(0)  # the launcher has what it needs, or is gone
-
-
-def decoder(spec: DecodeSpec) -> Hears:
-    """hears(model, clips): what that model writes, one Transcript for each clip."""
+def decode(spec: DecodeSpec, groups: queue.SimpleQueue[dict]) -> None:
+    """Tell what the model that a group names writes, one transcript for each of its clips, group by group."""
     import torch  # seconds, in which stdin is already watched
+    from transformers import WhisperForConditionalGeneration
 
     from exogym import device as devices
     from whisper_tuner.data.feature_store import FeatureStore
@@ -70,22 +59,24 @@ def decoder(spec: DecodeSpec) -> Hears:
         torch.set_num_threads(spec.num_threads)
     device = devices.choose(spec.device)
     send_event({"type": "ready", "device": device.type})
-    loaded = {}  # one model at a time
-
-    def hears(name: str, clips: list[Path]) -> list[Transcript]:
-        if name not in loaded:
-            base = next((model for model, *_ in loaded.values()), spec.before)
-            loaded.clear()
-            model, processor = load_model(spec.after if name == AFTER else spec.before, base)
+    loaded = ""
+    model: WhisperForConditionalGeneration | None = None  # one at a time
+    while True:
+        group = groups.get()
+        name, clips, heard = group["model"], [Path(clip) for clip in group["clips"]], []
+        if name != loaded:
+            path = spec.after if name == AFTER else spec.before
+            merged, processor = load_model(path, spec.before if model is None else model)
+            assert isinstance(merged, WhisperForConditionalGeneration)
+            model = merged
+            model.to(device)  # type: ignore[arg-type]  # transformers wraps it in a type that takes no device
             folder, extractor = Path(spec.cache_dir) / "features", processor.feature_extractor
             store = FeatureStore(folder, extractor) if spec.cache_dir else None
-            loaded[name] = model.to(device), processor, store
-        model, processor, store = loaded[name]
-        if not clips:
-            return []
-        return spec.transcribe(model, processor, clips, features=store)
-
-    return hears
+            loaded = name
+        if clips and model:
+            heard = spec.transcribe(model, processor, clips, features=store)
+        texts = [[one.text, one.problem, one.temperature, one.greedy, one.logprob] for one in heard]
+        send_event({"type": "texts", "texts": texts})
 
 
 if __name__ == "__main__":

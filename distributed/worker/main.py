@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from distributed.control.channel import ControlChannel
 from distributed.control.messages import send_event
@@ -45,18 +46,19 @@ def main() -> int:
         return ExitStatus.RUN
     channel = ControlChannel(sys.stdin.buffer)
     try:
-        _work(RunSpec.from_json(line.decode()), channel)
-    except TunerError as error:
-        _report(error, str(error), foreseen=True)
-        return error.exit_status
-    except ExogymError as error:
-        remedy = REMEDIES.get(type(error).__name__)
-        _report(error, f"{error}\n  {remedy}" if remedy else str(error), foreseen=True)
-        return ExitStatus.RUN
+        work(RunSpec.from_json(line.decode()), channel)
     except Exception as error:
-        traceback.print_exc()
-        _report(error, f"{type(error).__name__}: {error}")
-        return ExitStatus.ERROR
+        kind, status, foreseen = type(error).__name__, ExitStatus.ERROR, {"foreseen": True}
+        if isinstance(error, TunerError):
+            status, message = error.exit_status, str(error)
+        elif isinstance(error, ExogymError):
+            remedy = REMEDIES.get(kind)
+            status, message = ExitStatus.RUN, f"{error}\n  {remedy}" if remedy else str(error)
+        else:
+            traceback.print_exc()
+            message, foreseen = f"{kind}: {error}", {}
+        send_event({"type": "error", "kind": kind, "message": message, **foreseen})
+        return status
 
 
 def allow_open_files() -> None:
@@ -66,7 +68,7 @@ def allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _work(spec: RunSpec, channel: ControlChannel) -> None:
+def work(spec: RunSpec, channel: ControlChannel) -> NoReturn:
     """Be a rank until the launcher ends this process."""
     hold(Path())
     gc.disable()  # a sixth of the time of so many imports
@@ -88,7 +90,8 @@ def _work(spec: RunSpec, channel: ControlChannel) -> None:
     channel.saving.wait()  # only one rank is asked to; for the others the end comes with `quit`
     save()
     send_event({"type": "saved"})
-    threading.Event().wait()
+    while True:
+        threading.Event().wait()
 
 
 def spare_backups(run_dir: Path) -> str:
@@ -107,10 +110,6 @@ def loaded_source_hash() -> str:
         if path and name.split(".")[0] in PACKAGES:
             digest.update(name.encode() + b"\0" + hashlib.sha256(Path(path).read_bytes()).digest())
     return digest.hexdigest()[:16]
-
-
-def _report(error: Exception, message: str, **about: bool) -> None:
-    send_event({"type": "error", "kind": type(error).__name__, "message": message, **about})
 
 
 if __name__ == "__main__":

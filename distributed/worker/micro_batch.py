@@ -148,7 +148,9 @@ def fit_into_memory(
         batches.layout = _suit(share.device, batches.layout)
     began = time.perf_counter()
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    later = _later(share.device, trained, more_bytes)
+    later = trained * (AFTER_A_STEP_BYTES + more_bytes) + SPARE  # at the peak of steps after the one that is measured
+    if share.device.type == "cuda":  # what the strategy keeps is not on the card
+        later = trained * CUDA_AFTER_A_STEP_BYTES + 2 * min(STAGED, trained * FLOAT) + SPARE
     trial = Trial(model=model, batches=train, longest=train.longest(), share=share, precision=precision)
     if (full := train.full_clip()) and replace(trial, longest=full).clips_in(share.bytes - later, 0)[0] < 1:
         train.layout = replace(train.layout, pads_in_full=False)
@@ -196,13 +198,6 @@ def _limit(validation: ShardBatches, longest: tuple[int, int], fit: int) -> None
     longer = max(1, *(own / known for own, known in zip(validation.longest(), longest, strict=True)))
     clips = max(1, int(fit / longer))
     validation.layout = validation.layout.within(clips * positions(*validation.longest()))
-
-
-def _later(device: torch.device, trained: int, more_bytes: int) -> int:
-    """Estimate the bytes at the peak of later steps that a first forward and backward pass does not show."""
-    if device.type == "cuda":  # what the strategy keeps is not on the card
-        return trained * CUDA_AFTER_A_STEP_BYTES + 2 * min(STAGED, trained * FLOAT) + SPARE
-    return trained * (AFTER_A_STEP_BYTES + more_bytes) + SPARE
 
 
 def _too_large(clip_s: float, needed: str, most: int, share: Share) -> str:

@@ -83,7 +83,11 @@ class PeerProbe:
             peers = self._peers
         asked = peers if waits else peers & self._told
         self._unanswered.turn(asked, passed)
-        self._tell(generation, waits)
+        unreached = self._unanswered.unreached()
+        if unreached or self._told:  # as long as there is somebody: the launcher may not have made use of it before
+            listed = [list(peer) for peer in sorted(unreached)]
+            self._send({"type": "reach", "generation": generation, "waits": waits, "unreached": listed})
+        self._told = unreached
         for peer in asked:
             attempt = asyncio.create_task(self._ask(peer))
             self._attempts.add(attempt)  # the loop itself holds no task
@@ -99,7 +103,7 @@ class PeerProbe:
             listener.setblocking(False)
             self._stop_listening()
             self._listener = listener
-            asyncio.get_running_loop().add_reader(listener, self._take_all)
+            asyncio.get_running_loop().add_reader(listener, self._take_all, listener.fileno())
             self._send({"type": "listens", "address": address, "port": listener.getsockname()[1]})
 
     def _stop_listening(self) -> None:
@@ -107,9 +111,9 @@ class PeerProbe:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
 
-    def _take_all(self) -> None:
+    def _take_all(self, listener: int) -> None:
         taken = 0
-        while taken < BACKLOG and (connection := LIBC.accept(self._listener.fileno(), None, None)) >= 0:
+        while taken < BACKLOG and (connection := LIBC.accept(listener, None, None)) >= 0:
             LIBC.close(connection)
             taken += 1
         if not taken:
@@ -127,11 +131,3 @@ class PeerProbe:
             if not self._is_denied and await asyncio.to_thread(is_denied, error, *peer):
                 self._is_denied = True  # said once: gloo would not say it at all
                 self._send({"type": "warning", "what": f"{DENIED}. {WAYS_OUT}"})
-
-    def _tell(self, generation: int, waits: bool) -> None:
-        """Tell as long as there is somebody: the launcher may not have been able to make use of it before."""
-        unreached = self._unanswered.unreached()
-        if unreached or self._told:
-            listed = [list(peer) for peer in sorted(unreached)]
-            self._send({"type": "reach", "generation": generation, "waits": waits, "unreached": listed})
-        self._told = unreached

@@ -21,7 +21,7 @@ from exogym.errors import ExogymError
 from exogym.trainer import LocalTrainer
 from whisper_tuner.errors import TunerError
 
-from .train import load_whisper
+from .load import load_whisper
 
 LIMIT_S = 240  # for loading the model and all steps; if the connection is lost nobody else ends this process
 
@@ -50,6 +50,7 @@ def main() -> None:
     signal.alarm(LIMIT_S)
     keep_awake(os.getpid())
     spec = RunSpec.from_json(sys.stdin.readline())
+    answer: dict[str, float] | dict[str, str]
     try:
         answer = speed(spec)
     except (TunerError, ExogymError) as error:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Container
+import hmac
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
@@ -11,35 +11,31 @@ from urllib.parse import quote
 import torch
 
 from distributed.control.channel import ControlChannel
+from distributed.control.messages import send_event
+from distributed.hosts.interfaces import Route, route_to
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec
-from distributed.plan.strategy_memory import more_bytes
 from exogym import device as devices
-from exogym.samplers.elastic import ElasticSampler
-from exogym.settings import FitSettings
-from exogym.strategy import strategy_of
-from whisper_tuner.data.batches import ShardBatches
-from whisper_tuner.data.dataset import Sample, load_manifest
-from whisper_tuner.data.encoder_store import EncoderStore
-from whisper_tuner.data.feature_store import FeatureStore
-from whisper_tuner.data.labels import label_encoder
-from whisper_tuner.data.steps import Cost
-from whisper_tuner.export.final import save_final
+from exogym.comm.comm import Comm, SingleComm
+from exogym.comm.elastic import ElasticComm
+from exogym.comm.process_group import ProcessGroupComm
+from exogym.comm.relayed_store import RelayedStore
+from exogym.errors import PeerLost
+from exogym.membership import Generation
+from exogym.micro_batches import Memory
+from exogym.trainer import Trainer
+from whisper_tuner.errors import HostError
 from whisper_tuner.files import write_atomically
-from whisper_tuner.model.base_model import load_base, prepare, set_language
-from whisper_tuner.model.layers import split_wide_layers
-from whisper_tuner.model.memory import best_bytes
 
-from .audio_pull import AudioPull
-from .micro_batch import RAN_OUT_REMEDY, REMEDY, fit_into_memory, out_of_memory_told, share_of_memory
-from .rank_trainer import RankTrainer, RankWork
-from .user_model import load_bundle
-from .whisper_wrapper import WhisperModelWrapper
+from .load import Events, RankWork, load_bundle, load_whisper
+from .micro_batch import RAN_OUT_REMEDY, REMEDY, out_of_memory_told
+from .peer_probe import PeerProbe
 
-Events = Callable[[dict], None]
 SMALLER_BATCHES = "Train with smaller batches or a smaller model; close other programs there."
+JOIN_S = 120.0  # for the slowest host of a generation to come
+COLLECTIVE_S = 3600.0  # gloo's own limit; the launcher knows sooner who is slow, and who is gone
 
 
-def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[], None]:
+def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[], object]:
     """Be one rank from beginning to end. Returns how to save the trained model, which one rank has to do."""
     device = devices.choose(spec.wanted_device, local_rank=spec.rank)
     if device.type == "cpu":
@@ -53,7 +49,7 @@ def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[
             work = load_whisper(spec, events, channel.unsent, stopped=channel.stopping.is_set)
         if spec.rendezvous:
             keep_spec(spec)
-    trainer = RankTrainer(spec, channel, work.model, work.train, work.validation)
+    trainer = RankTrainer(spec, channel, work)
     channel.rescue = trainer.rescue
     events({"type": "ready"})
     with out_of_memory_told(SMALLER_BATCHES if spec.bundle else RAN_OUT_REMEDY):
@@ -70,55 +66,6 @@ def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[
     return lambda: work.save(Path(spec.run_dir) / spec.final, result)
 
 
-def load_whisper(
-    spec: RunSpec, events: Events, unsent: Container[str], *, stopped: Callable[[], bool] = lambda: False
-) -> RankWork:
-    """Load model and data of a profile, in parts that fit into this worker's memory. Raises TooLittleMemory.
-
-    Log-mels are computed here, so that no step waits for them; not all of them once stopped() is true.
-    """
-    profile = spec.profile
-    if profile.num_threads:
-        torch.set_num_threads(profile.num_threads)
-    torch.manual_seed(profile.seed)
-    model, processor = load_base(profile.base_model)
-    set_language(model, profile.language or None, profile.task)
-    trained, settings = prepare(model, profile), _fit_settings(spec)
-    data = _Data(spec, model, processor, events, unsent)
-    share = share_of_memory(spec, settings.device)
-    if share.device.type == "cpu" and profile.precision == "float32":
-        devices.keep_few_primitives()
-    if most := devices.most_terms(share.device):
-        split_wide_layers(trained, most)
-    work = RankWork(
-        model=WhisperModelWrapper(
-            trained,
-            processor,
-            "cpu",  # TrainNode moves it to the device
-            label_smoothing=profile.label_smoothing,
-            encoder_store=data.encoder_store,
-        ),
-        train=data.sampler(profile.train, shuffle=True),
-        validation=data.sampler(profile.validation, shuffle=False) if profile.validation else None,
-        settings=settings,
-        save=lambda final, _: save_final(trained.cpu(), processor, final, profile.base_model),
-    )
-    if profile.gradient_checkpointing:
-        work.model.checkpoint_gradients()
-    fit_into_memory(
-        work.model,
-        work.train.samples,
-        work.validation and work.validation.samples,
-        share=share,
-        precision=profile.precision,
-        events=events,
-        more_bytes=more_bytes(spec.strategy_settings, spec.world_size) + 2 * best_bytes(profile),
-    )
-    data.make_room(work)
-    data.prepare(work, stopped)
-    return work
-
-
 def keep_spec(spec: RunSpec) -> None:
     """Write the spec beside the checkpoints: `runs recover` needs it to make a model of them without the master.
 
@@ -129,92 +76,58 @@ def keep_spec(spec: RunSpec) -> None:
     write_atomically(folder / f"{quote(spec.name, safe='')}{SPEC}", replace(spec, rendezvous=None).to_json())
 
 
-def _fit_settings(spec: RunSpec) -> FitSettings:
-    profile = spec.profile
-    return FitSettings(
-        strategy=strategy_of(spec.strategy_settings),
-        num_epochs=profile.epochs,
-        max_steps=profile.max_steps or None,
-        num_nodes=spec.world_size,
-        device=spec.wanted_device,
-        precision=profile.precision,
-        seed=profile.seed,
-        save_dir=str(Path(spec.run_dir) / CHECKPOINTS),
-        checkpoint_interval=profile.checkpoint_interval,
-        keep_checkpoints=profile.keep_checkpoints,
-        resume=spec.resume,
-        auto_shares=spec.shares == "auto",
-        early_stopping=profile.early_stopping,
-        keep_best=profile.keep_best,
-    )
+class RankTrainer(Trainer):
+    """exogym's trainer of one worker: its ranks are the machines that the launcher calls together."""
 
+    def __init__(self, spec: RunSpec, channel: ControlChannel, work: RankWork):
+        super().__init__(work.model, work.train, work.validation)
+        self.spec, self.channel = spec, channel
 
-class _Data:
-    """The clips of all ranks. All ranks read the same lists, so all come to the same plans without asking."""
+    def _build_connection(self, rank: int) -> Comm:
+        """Connect to one generation of ranks after another, as the launcher's coordinator calls them."""
+        comm = ElasticComm(self.spec.name, self.spec.hosts, self.channel.coordinator, send_event, self._join)
+        if self.spec.rendezvous:
+            probe = PeerProbe(comm.wait, lambda: self._route().address, send_event)
+            self.channel.meet = probe.meet
+            probe.start()
+        return comm
 
-    def __init__(self, spec: RunSpec, model, processor, events: Events, unsent: Container[str]):
-        self._spec, self._events = spec, events
-        profile = spec.profile
-        self._encoder = label_encoder(model, processor.tokenizer, language=profile.language or None, task=profile.task)
-        warn = lambda what: events({"type": "warning", "what": what})  # noqa: E731
-        self._features = FeatureStore(Path(spec.cache_dir) / "features", processor.feature_extractor, warn=warn)
-        self._audio_pull = AudioPull(events, unsent)
-        self._cost = Cost.of_model(model.config, encoder_is_stored=profile.caches_encoder)
-        self.encoder_store: EncoderStore | None = None
-        if profile.caches_encoder:
-            folder = Path(spec.cache_dir) / "encoder"
-            self.encoder_store = EncoderStore(folder, model.model.encoder, precision=profile.precision, warn=warn)
+    def _memory(self, device: torch.device, usage: float) -> Memory:
+        return Memory.of(device, usage=usage, sharing=self.spec.machine_workers)
 
-    def sampler(self, manifest: Path, *, shuffle: bool) -> ElasticSampler:
-        spec, profile = self._spec, self._spec.profile
-        # Audio of other hosts' shards is not on this machine, at first.
-        known = load_manifest(
-            manifest,
-            check_audio=False,
-            max_duration_s=profile.max_duration_s,
-            no_speech=profile.no_speech == "train",
+    def _route(self) -> Route:
+        """Find the way to the launcher. A Mac may wake in another network. Raises HostError."""
+        assert self.spec.rendezvous
+        return route_to(self.channel.meeting or self.spec.rendezvous.address, interface=self.spec.interface or None)
+
+    def _join(self, generation: Generation, rank: int, interrupted: Callable[[], bool]) -> Comm:
+        """Form a group with the others, over the interface that reaches the launcher. Raises PeerLost.
+
+        The launcher tells them where each listens; then they prove to each other that they have the run's key.
+        """
+        if len(generation.members) == 1:
+            return SingleComm()
+        assert self.spec.rendezvous
+        number, client = generation.number, self.channel.coordinator
+        store = RelayedStore(
+            lambda key, value: send_event({"type": "set", "generation": number, "key": key, "value": value}),
+            lambda key: client.wait_for_told(number, key, JOIN_S),
         )
-        batches = ShardBatches(
-            known.samples,
-            profile,
-            features=self._features,
-            labels=self._encoder,
-            encoder_store=self.encoder_store,
-            shuffle=shuffle,
-            missing_audio=self._audio_pull,
-            steps_in_round=spec.strategy_settings.H if spec.strategy == "diloco" and shuffle else 1,
-            cost=self._cost,
-            on_problem=self._report,
-        )
-        return ElasticSampler(batches, spec.hosts, spec.name)
-
-    def make_room(self, work: RankWork) -> None:
-        """Make room for the outputs of the encoder, if they are kept. Raises RunError."""
-        if self.encoder_store:
-            samplers = filter(None, (work.train, work.validation))
-            needed = sum(sampler.samples.stored_bytes(sampler.next_numbers()) for sampler in samplers)
-            all_of_machine = needed * self._spec.machine_workers  # they have about equal shares
-            self.encoder_store.make_room(all_of_machine, int(self._spec.profile.encoder_cache_gb * 1e9))
-
-    def prepare(self, work: RankWork, stopped: Callable[[], bool]) -> None:
-        """Compute the log-mels of the clips that this rank is going to read; the audio of some may not be here."""
-        spec, profile = self._spec, self._spec.profile
-        threads = profile.num_threads or max(1, (os.cpu_count() or 1) // spec.machine_workers)
-        read = [(_samples(work.train, profile.max_steps or None), work.train.samples.speeds)]
-        read += [(_samples(work.validation), (1.0,))] if work.validation else []
-        for samples, speeds in read:
-            self._features.prepare(
-                [sample.audio for sample in samples],
-                lambda done, total: self._events({"type": "preparing", "done": done, "total": total}),
-                speeds=speeds,
-                threads=threads,
-                stopped=stopped,
+        key = hmac.digest(bytes.fromhex(self.spec.rendezvous.key), generation.prefix.encode(), "sha256")
+        try:
+            return ProcessGroupComm(
+                store=store,
+                address=self._route().address,
+                rank=rank,
+                world_size=len(generation.members),
+                timeout=COLLECTIVE_S,
+                key=key,
+                interrupted=interrupted,
             )
+        except (OSError, HostError) as error:
+            raise PeerLost(f"cannot reach the others: {error}") from error
 
-    def _report(self, problem: object) -> None:
-        self._events({"type": "problem", "what": str(problem)})
-
-
-def _samples(sampler: ElasticSampler, steps: int | None = None) -> list[Sample]:
-    """List what this rank reads in its next epoch, or in so many steps of it."""
-    return [sampler.samples.samples[number] for number in sampler.next_numbers(steps)]
+    def rescue(self) -> None:
+        """Keep what ranks last agreed on, for `runs recover`: the launcher is gone."""
+        if self.node:
+            self.node.save_agreed()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -48,7 +47,7 @@ class WhisperModelWrapper(nn.Module):
     def device(self) -> torch.device:
         return self._whisper.device
 
-    def forward(self, batch: Mapping[str, Tensor] | Sequence[Tensor]) -> tuple[Tensor, int]:
+    def forward(self, batch: Mapping[str, Any] | Sequence[Tensor]) -> tuple[Tensor, int]:
         """Return (mean loss per target token, float32 scalar; number of target tokens).
 
         `batch` is a dict with `input_features` and `labels`, or a pair `(audio_features, labels)`. Features are
@@ -64,6 +63,7 @@ class WhisperModelWrapper(nn.Module):
         labels = labels.to(self.device)
         config, decoder = self._whisper.config, self._whisper.model.decoder
         if inputs is None:
+            assert config.pad_token_id is not None and config.decoder_start_token_id is not None
             inputs = shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id)
         if lengths:
             inputs = inputs.unsqueeze(0)
@@ -86,13 +86,10 @@ class WhisperModelWrapper(nn.Module):
         self._whisper.gradient_checkpointing_enable(gradient_checkpointing_kwargs=self._again)
         return True
 
-    def _same_draws(self) -> tuple[AbstractContextManager, AbstractContextManager]:
-        return same_draws(self.device)
-
     @property
     def _again(self) -> dict[str, Any]:
         """The arguments of torch's checkpoint, with the same dropout."""
-        return {"use_reentrant": False, "preserve_rng_state": False, "context_fn": self._same_draws}
+        return {"use_reentrant": False, "preserve_rng_state": False, "context_fn": lambda: same_draws(self.device)}
 
     def train(self, mode: bool = True) -> WhisperModelWrapper:
         """Switch the mode. An encoder that is not trained has no dropout: it says the same of a clip each time."""

@@ -217,7 +217,7 @@ def _heard(
     hosts: Sequence[Host],
 ) -> dict[tuple[str, int], Heard]:
     """Return what a model hears in all clips, decoded greedily; texts of an earlier check come from the cache."""
-    from distributed.launcher.hearing import Listening, hear_together
+    from distributed.launcher.evaluate import Listening, hear_together
     from exogym import device as devices
     from whisper_tuner.eval.evaluation import GREEDY, compared, generation_settings, heard_in
     from whisper_tuner.eval.text_cache import Decoding, TextCache

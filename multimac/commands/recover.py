@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 
 from distributed.hosts.keep_awake import awake, hosts_awake
 from distributed.hosts.paths import PROJECT, STORE
-from distributed.launcher.host_spawner import fetch_folder
+from distributed.launcher.spawner import fetch_folder
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec
 from distributed.run_dir.find import meant

@@ -1,4 +1,4 @@
-"""`python -m multimac.report RUN_DIR`, by the launcher at the end of a run: see distributed/launcher/report.py."""
+"""`python -m multimac.report RUN_DIR`, by the launcher at the end of a run: see distributed/launcher/main.py."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from distributed.launcher import hearing
+from distributed.launcher import evaluate
 from multimac.commands import data_check
 from whisper_tuner.eval import evaluation
 
@@ -23,8 +23,8 @@ def main() -> int:
         return transcribe(*arguments, **settings)
 
     evaluation.transcribe = slowly
-    hearing.BATCH_SIZE = 2  # clips of a group: there are few
-    hearing.hear_together = partial(hearing.hear_together, worth_s=0.0)
+    evaluate.CHECK_BATCH_SIZE = 2  # clips of a group: there are few
+    evaluate.hear_together = partial(evaluate.hear_together, worth_s=0.0)
     data_check.PROJECT = Path(store)
     hosts_file = Path(hosts[0]) if hosts else None
     return data_check.data_check([manifest], model=model, hosts=hosts_file, out=Path(out), language="en")

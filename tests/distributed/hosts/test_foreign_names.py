@@ -12,8 +12,8 @@ import pytest
 from distributed.hosts import wheelhouse
 from distributed.hosts.paths import STORE
 from distributed.hosts.wheelhouse import Target
-from distributed.launcher import host_spawner
-from distributed.launcher.host_spawner import fetch_folder
+from distributed.launcher import spawner
+from distributed.launcher.spawner import fetch_folder
 from distributed.plan.run_spec import CHECKPOINTS, RunSpec
 from distributed.ssh import process
 from distributed.ssh.connection import Remote
@@ -96,7 +96,7 @@ def test_a_listing_that_lies_writes_nothing_outside_the_folder(ssh_server, lying
 
 
 def test_a_host_that_sends_without_end_is_cut_off(ssh_server, lying, there, tmp_path, monkeypatch):
-    monkeypatch.setattr(host_spawner, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(spawner, "MOST_BYTES", 1 << 20)
     here = tmp_path / "here"
     with Remote.connect(ssh_server.host) as remote:
         fetch_folder(remote, str(there), here)

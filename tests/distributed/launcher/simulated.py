@@ -15,6 +15,7 @@ from distributed.launcher.training import Training
 from exogym.membership import END, ROUND, STATE_SYNC
 from whisper_tuner.errors import HostError
 
+NAMES = "host{}"
 STEP_S, BEAT_S, LATENCY_S = 0.2, 0.5, 0.01
 
 
@@ -81,7 +82,7 @@ class Host:
     """A Spawner, with switches for what may go wrong on its way."""
 
     def __init__(self, rank: int, body: Callable[[Toy], None], run: Run):
-        self.name, self.rank, self.host, self.own_address = f"host{rank}", rank, None, None
+        self.name, self.rank, self.host, self.own_address = NAMES.format(rank), rank, None, None
         self.body, self.run = body, run
         self.is_cut = False  # nobody can connect
         self.start_errors: dict[int, Exception] = {}  # of which start
@@ -322,7 +323,7 @@ class Run:
             assert self.background.time < at_most_s, (self.generations(), self.of("lost"), self.log)
             return self.stopping
 
-        self.training.run(stopping)
+        self.exporter = self.training.run(stopping)
         assert not self._planned, "this has not happened"
 
     def of(self, kind: str) -> list[dict]:

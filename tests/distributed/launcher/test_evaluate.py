@@ -33,9 +33,7 @@ def run(tmp_path, monkeypatch):
     return evaluate_run
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "kind", "at_once"), [(4, "mps", 4), (64, "mps", 16), (64, "cpu", 16), (64, "cuda", 64)]
-)
+@pytest.mark.parametrize(("batch_size", "kind", "at_once"), [(4, "mps", 4), (64, "cpu", 16), (64, "cuda", 64)])
 def test_a_large_training_batch_is_no_large_batch_of_30_s_windows(run, batch_size, kind, at_once):
     with pytest.raises(Asked) as asked:
         run(batch_size, kind, Asked)

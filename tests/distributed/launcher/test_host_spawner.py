@@ -21,9 +21,8 @@ from distributed.control.messages import send_event, split_line
 from distributed.control.timeouts import Timeouts
 from distributed.hosts import sync as sync_module
 from distributed.hosts.paths import PROJECT, SyncItem
-from distributed.launcher import host_spawner
-from distributed.launcher.host_spawner import HostSpawner
-from distributed.launcher.spawner import LocalSpawner
+from distributed.launcher import spawner as spawners
+from distributed.launcher.spawner import HostSpawner, LocalSpawner
 from distributed.plan.files import save_items
 from distributed.plan.launch import Rank
 from distributed.plan.run_spec import Bundle, RunSpec
@@ -59,8 +58,8 @@ def spawner(ssh_server, tmp_path, there, monkeypatch):
     save_items(tmp_path, {host.address: items[:4]}, items[1:])
     bundle = Bundle(path="bundle.pickle", sha256="0" * 64)
     spec = RunSpec(run_id="run", run_dir="runs/run", cache_dir="cache", bundle=bundle)
-    monkeypatch.setattr(host_spawner, "WORKER", "test_host_spawner")
-    spawner = HostSpawner(Rank(label="host", spec=spec, host=host), tmp_path, None, resume=False)
+    monkeypatch.setattr(spawners, "WORKER", "test_host_spawner")
+    spawner = HostSpawner(Rank(label="host", spec=spec, host=host), host, tmp_path, None, resume=False)
     yield spawner
     spawner.leave(finished=False)
 
@@ -88,10 +87,10 @@ def test_no_worker_is_started_again_while_its_model_is_gone_here(spawner, tmp_pa
 
 
 def test_clips_are_sent_in_order_and_a_few_at_a_time(spawner, there, monkeypatch):
-    monkeypatch.setattr(host_spawner, "GROUP_FILES", 16)
+    monkeypatch.setattr(spawners, "GROUP_FILES", 16)
     done = spawner.send(clips(40), lambda: True)
     assert next(done) == (16, []) and names(there) == set(clips(16))
-    monkeypatch.setattr(host_spawner, "GROUP_BYTES", 10_000)
+    monkeypatch.setattr(spawners, "GROUP_BYTES", 10_000)
     assert next(done) == (2, [])  # of 6000 bytes each
     assert [count for count, _ in done] == [2] * 11 and names(there) == set(clips(40))
 
@@ -113,7 +112,7 @@ def test_nothing_is_sent_that_nobody_waits_for(spawner, there):
 def test_a_folder_that_finds_no_place_here_is_an_error_of_its_own(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(HostError, match="cannot be copied"):
-        host_spawner.fetch_folder(LocalMachine("host"), str(tmp_path), tmp_path / "file" / "final")
+        spawners.fetch_folder(LocalMachine("host"), str(tmp_path), tmp_path / "file" / "final")
 
 
 def heard(process) -> Iterator[dict]:
@@ -180,7 +179,7 @@ def test_a_worker_that_is_frozen_is_there_and_is_not_reached(spawner):
 
 
 def test_a_host_that_is_cut_off_is_left_soon(spawner, ssh_server, monkeypatch):
-    monkeypatch.setattr(host_spawner, "LEAVE_S", 1.0)
+    monkeypatch.setattr(spawners, "LEAVE_S", 1.0)
     process = spawner.start(again=False)
     sessions = [one for one in psutil.Process(ssh_server.process.pid).children(True) if one.name().startswith("sshd")]
     for session in sessions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -36,10 +37,10 @@ def due(worker: Liveness, now: float) -> Event | None:
     return due_event(worker, now, SILENCE_S, T)
 
 
-@pytest.mark.parametrize(("state", "event"), [(state, event) for state in State for event in Event])
-def test_every_event_in_every_state_goes_where_the_table_says(state, event):
-    worker, action = advance(STATES[state], event, NOW, T)
-    assert (worker.state, action) == TABLE.get((state, event), (state, None))
+def test_every_event_in_every_state_goes_where_the_table_says():
+    for state, event in itertools.product(State, Event):
+        worker, action = advance(STATES[state], event, NOW, T)
+        assert (worker.state, action) == TABLE.get((state, event), (state, None)), (state, event)
 
 
 def test_the_first_start():
@@ -103,11 +104,7 @@ def test_one_whose_host_is_never_reached_is_not_replaced():
 
 def reached(*, at: float) -> Liveness:
     """A silent one, lost at NOW, whose host was reached."""
-    return (
-        after(STATES[State.READY], Event.SILENCE, Event.DUE, Event.RECONNECTED, now=NOW)
-        if at == 0
-        else after(after(STATES[State.READY], Event.SILENCE), Event.DUE, Event.RECONNECTED, now=NOW + at)
-    )
+    return after(after(STATES[State.READY], Event.SILENCE), Event.DUE, Event.RECONNECTED, now=NOW + at)
 
 
 @pytest.mark.parametrize(("at", "replaced"), [(1.0, T.replace_s), (11.0, 11.0 + T.listen_s), (3600.0, 3603.0)])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from distributed.launcher import meeting as meetings
-from distributed.launcher.meeting import Meeting, is_own
+from distributed.launcher import training as meetings
+from distributed.launcher.training import Meeting, is_own
 from whisper_tuner.errors import HostError
 
 OLD, NEW = "127.0.0.1", "127.0.0.2"

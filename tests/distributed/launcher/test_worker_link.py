@@ -20,8 +20,7 @@ from distributed.control.relay import NOBODY_THERE
 from distributed.control.supervisor import KEPT
 from distributed.hosts.host_process import environment
 from distributed.hosts.paths import PROJECT
-from distributed.launcher.host_spawner import RELAY
-from distributed.launcher.worker_link import WorkerLink
+from distributed.launcher.spawner import RELAY, WorkerLink
 from distributed.ssh.machine import LocalMachine
 from whisper_tuner.errors import HostError
 
@@ -145,12 +144,6 @@ def test_a_connection_that_still_works_may_be_replaced(launcher):
 FLOOD = "import time; print(*range(100_000), sep=chr(10), flush=True); time.sleep(60)"
 
 
-def test_a_flood_of_lines_arrives(nobody):
-    assert nobody.connect(sys.executable, "-c", FLOOD)
-    wait_until(lambda: len(nobody.text) == 100_000, 20, tell=lambda: len(nobody.text))
-    assert nobody.text == [str(number) for number in range(100_000)] and nobody.cuts == 0
-
-
 def test_a_worker_that_has_written_more_than_a_dead_connection_takes_is_reached_again(nobody):
     """It waits, as with any pipe that is full, and goes on over the new connection."""
     assert nobody.connect(sys.executable, "-c", FLOOD)
@@ -183,22 +176,15 @@ def test_a_line_of_which_a_killed_relay_has_passed_on_the_half_comes_whole_over_
     assert [len(text) for text in nobody.text] == [1, 1_000_000, 1]
 
 
-def test_a_connection_that_ends_does_not_end_the_worker(launcher):
-    launcher.connections[-1].end()
+@pytest.mark.parametrize("end", [Connection.end, lambda connection: os.killpg(connection.pid, signal.SIGKILL)])
+def test_a_connection_that_ends_or_whose_relay_is_killed_does_not_end_the_worker(launcher, end):
+    end(launcher.connections[-1])
     wait_until(lambda: launcher.cuts == 1)
     launcher.write(5)
     assert launcher.connect()
     launcher.wait_for_counts(200)
     assert launcher.echoes == list(range(5)) and launcher.counts == list(range(len(launcher.counts)))
     assert launcher.link.wait(0) is None
-
-
-def test_a_relay_that_is_killed_does_not_end_the_worker(launcher):
-    os.killpg(launcher.connections[-1].pid, signal.SIGKILL)
-    wait_until(lambda: launcher.cuts == 1)
-    assert launcher.connect()
-    launcher.wait_for_counts(100)
-    assert launcher.counts == list(range(len(launcher.counts)))
 
 
 def test_killing_a_worker_kills_its_supervisor_and_the_relay(launcher):
@@ -247,31 +233,22 @@ def test_a_stranger_at_the_socket_disturbs_nobody(launcher):
 # how a worker begins and ends
 
 
-def run_to_the_end(launcher: Launcher, *command: str) -> int | None:
-    assert launcher.connect(*command)
-    launcher.listener.join(10)
-    return launcher.link.wait(0)
-
-
 @pytest.mark.parametrize(
-    ("program", "status"),
+    ("program", "status", "words"),
     [
-        ("print('no newline', end=''); raise SystemExit(3)", 3),
-        ("import os; print('no newline', end='', flush=True); os.kill(os.getpid(), 11)", -11),
-        ("import subprocess; print('no newline', end='', flush=True); subprocess.Popen(['sleep', '60'])", 0),
+        ("print('no newline', end=''); raise SystemExit(3)", 3, "no newline"),
+        ("import os; print('no newline', end='', flush=True); os.kill(os.getpid(), 11)", -11, "no newline"),
+        ("import subprocess; print('a child', end='', flush=True); subprocess.Popen(['sleep', '60'])", 0, "a child"),
+        ("import nothing_of_that_name", 1, "ModuleNotFoundError: No module named 'nothing_of_that_name'"),
     ],
-    ids=["exit", "segfault", "child"],
+    ids=["exit", "segfault", "child", "traceback"],
 )
-def test_the_last_words_and_the_status_are_heard(nobody, program, status):
-    assert run_to_the_end(nobody, sys.executable, "-c", program) == status
-    assert nobody.text == ["no newline"]
+def test_the_last_words_and_the_status_are_heard(nobody, program, status, words):
+    assert nobody.connect(sys.executable, "-c", program)
+    nobody.listener.join(10)
+    assert nobody.link.wait(0) == status and nobody.text[-1] == words
     wait_until(lambda: is_gone(nobody.link._pid))
     assert not (nobody.folder / "sock").exists()
-
-
-def test_a_traceback_before_the_first_word_is_heard(nobody):
-    assert run_to_the_end(nobody, sys.executable, "-c", "import nothing_of_that_name") == 1
-    assert "ModuleNotFoundError" in nobody.text[-1]
 
 
 def test_what_a_worker_says_before_it_ends_while_it_is_cut_off_is_heard(nobody):

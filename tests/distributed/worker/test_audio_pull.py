@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from distributed.worker import audio_pull
-from distributed.worker.audio_pull import AudioPull
+from distributed.worker import load
+from distributed.worker.load import AudioPull
 from whisper_tuner.data.dataset import Sample
 
 
 @pytest.fixture
 def said(monkeypatch, tmp_path) -> list[dict]:
     for name, value in {"POLL_S": 0.01, "LOOK_S": 0.1, "LONGEST_S": 1.0}.items():
-        monkeypatch.setattr(audio_pull, name, value)
+        monkeypatch.setattr(load, name, value)
     monkeypatch.chdir(tmp_path)
     return []
 

@@ -12,7 +12,7 @@ from small_run import PROJECT, folder  # noqa: F401
 from transformers import WhisperForConditionalGeneration
 
 from distributed.plan.run_spec import RunSpec
-from distributed.worker.train import load_whisper
+from distributed.worker.load import load_whisper
 from exogym import AllReduceStrategy, LocalTrainer
 from exogym.errors import CheckpointError
 from exogym.strategy import strategy_config

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from distributed.plan.run_spec import Rendezvous
-from distributed.worker import rank_trainer
-from distributed.worker.rank_trainer import RankTrainer
+from distributed.worker import train
+from distributed.worker.train import RankTrainer
 from exogym.membership import Generation
 from exogym.membership.client import CoordinatorClient
 
@@ -19,8 +19,9 @@ def test_joining_leaves_the_environment_alone(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
     spec = SimpleNamespace(rendezvous=Rendezvous(address="127.0.0.1", key="ab" * 32), interface="")
     generation, sums, client = Generation(1, ("ada", "bob"), "first", False), {}, CoordinatorClient()
-    monkeypatch.setattr(rank_trainer, "send_event", lambda event: client.put({**event, "type": "told"}))
-    trainer = RankTrainer(spec, SimpleNamespace(meeting="", coordinator=client), nn.Linear(1, 1), [])
+    monkeypatch.setattr(train, "send_event", lambda event: client.put({**event, "type": "told"}))
+    work = SimpleNamespace(model=nn.Linear(1, 1), train=[], validation=None)
+    trainer = RankTrainer(spec, SimpleNamespace(meeting="", coordinator=client), work)
     client.put(generation.message())
 
     def rank_main(rank: int) -> None:

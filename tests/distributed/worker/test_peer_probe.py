@@ -230,14 +230,11 @@ def test_a_flood_of_strangers_is_taken_while_the_interpreter_is_busy(hosts):
         busy.join()
 
 
-@pytest.mark.parametrize(
-    "address, port",
-    [
-        *(("10.0.0.1", port) for port in (0, 65536, "22", True, 1.0)),
-        *((address, 22) for address in ("::1", "mac.local", "10.0.0.1; rm", 167772161, None, "10.0.0")),
-    ],
-)
-def test_only_an_address_and_a_port_are_believed(address, port):
-    with pytest.raises(ValueError):
-        endpoint(address, port)
+def test_only_an_address_and_a_port_are_believed():
+    for port in (0, 65536, "22", True, 1.0):
+        with pytest.raises(ValueError):
+            endpoint("10.0.0.1", port)
+    for address in ("::1", "mac.local", "10.0.0.1; rm", 167772161, None, "10.0.0"):
+        with pytest.raises(ValueError):
+            endpoint(address, 22)
     assert endpoint("10.0.0.1", 22) == ("10.0.0.1", 22)

@@ -6,7 +6,8 @@ import pytest
 from torch import nn
 
 from distributed.plan.run_spec import CHECKPOINTS, Rendezvous, RunSpec
-from distributed.worker.train import keep_spec, load_whisper
+from distributed.worker.load import load_whisper
+from distributed.worker.train import keep_spec
 from exogym.strategy import strategy_config
 from whisper_tuner.config import Profile
 from whisper_tuner.data import feature_store

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from distributed.plan.run_spec import Bundle, RunSpec
-from distributed.worker.user_model import load_bundle
+from distributed.worker.load import load_bundle
 from exogym.settings import FitSettings
 from exogym.strategy import DiLoCoStrategy
 from exogym.train_node import TrainResult

@@ -1,0 +1,253 @@
+"""What a rank trains: Whisper with the clips of a profile, or a user's own model from the bundle that was sent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import time
+from collections.abc import Callable, Container, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_model
+from torch import nn
+
+from distributed.plan.run_spec import CHECKPOINTS, RESULT, WEIGHTS, RunSpec
+from distributed.plan.strategy_memory import more_bytes
+from exogym import device as devices
+from exogym.samplers.elastic import ElasticSampler
+from exogym.settings import FitSettings
+from exogym.strategy import strategy_of
+from exogym.strategy.diloco_settings import DiLoCoConfig
+from exogym.train_node import TrainResult
+from exogym.trainer import DataSource
+from whisper_tuner.data.batches import ShardBatches
+from whisper_tuner.data.dataset import Sample, load_manifest
+from whisper_tuner.data.encoder_store import EncoderStore
+from whisper_tuner.data.feature_store import FeatureStore
+from whisper_tuner.data.labels import label_encoder
+from whisper_tuner.data.steps import Cost
+from whisper_tuner.errors import RunError
+from whisper_tuner.export.final import save_final
+from whisper_tuner.files import atomic_folder
+from whisper_tuner.model.base_model import load_base, prepare, set_language
+from whisper_tuner.model.layers import split_wide_layers
+from whisper_tuner.model.memory import best_bytes
+
+from .micro_batch import fit_into_memory, share_of_memory
+from .whisper_wrapper import WhisperModelWrapper
+
+Events = Callable[[dict], None]
+POLL_S = 0.05
+LOOK_S = 5.0  # between two `alive` events: without them the launcher takes a worker that makes no step for stuck
+LONGEST_S = 600.0  # a clip is given up when nothing at all has arrived for so long
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankWork:
+    """The work of a rank: what it trains, and how; save(folder, result) writes the trained model."""
+
+    model: nn.Module
+    train: DataSource
+    validation: DataSource | None
+    settings: FitSettings
+    save: Callable[[Path, TrainResult], object]
+
+
+def load_bundle(spec: RunSpec) -> RankWork:
+    """Open the bundle. Raises RunError if the file is not the one that was sent."""
+    assert spec.bundle
+    data = Path(spec.bundle.path).read_bytes()
+    if hashlib.sha256(data).hexdigest() != spec.bundle.sha256:
+        raise RunError(f"{spec.bundle.path} is not the file that was sent", remedy="Start the run again.")
+    model, train, validation, settings = pickle.loads(data)
+    if spec.device:
+        settings = replace(settings, device=spec.wanted_device)
+
+    def save(folder: Path, result: TrainResult) -> None:
+        with atomic_folder(folder) as final:
+            save_model(model.cpu(), str(final / WEIGHTS))
+            (final / RESULT).write_text(json.dumps(asdict(result)))
+
+    return RankWork(model=model, train=train, validation=validation, settings=settings, save=save)
+
+
+def load_whisper(
+    spec: RunSpec, events: Events, unsent: Container[str], *, stopped: Callable[[], bool] = lambda: False
+) -> RankWork:
+    """Load model and data of a profile, in parts that fit into this worker's memory. Raises TooLittleMemory, RunError.
+
+    Log-mels are computed here, so that no step waits for them; not all of them once stopped() is true.
+    """
+    profile, strategy = spec.profile, spec.strategy_settings
+    assert profile and strategy
+    if profile.num_threads:
+        torch.set_num_threads(profile.num_threads)
+    torch.manual_seed(profile.seed)
+    model, processor = load_base(profile.base_model)
+    set_language(model, profile.language or None, profile.task)
+    trained, settings = prepare(model, profile), _fit_settings(spec)
+    clips = _Clips(spec, model, processor, events, unsent)
+    share = share_of_memory(spec, settings.device)
+    if share.device.type == "cpu" and profile.precision == "float32":
+        devices.keep_few_primitives()
+    if most := devices.most_terms(share.device):
+        split_wide_layers(trained, most)
+    wrapper = WhisperModelWrapper(
+        trained,
+        processor,
+        "cpu",  # TrainNode moves it to the device
+        label_smoothing=profile.label_smoothing,
+        encoder_store=clips.encoder_store,
+    )
+    train = clips.batches(profile.train, shuffle=True)
+    validation = clips.batches(profile.validation, shuffle=False) if profile.validation else None
+    if profile.gradient_checkpointing:
+        wrapper.checkpoint_gradients()
+    fit_into_memory(
+        wrapper,
+        train,
+        validation,
+        share=share,
+        precision=profile.precision,
+        events=events,
+        more_bytes=more_bytes(strategy, spec.world_size) + 2 * best_bytes(profile),
+    )
+    sampler = ElasticSampler(train, spec.hosts, spec.name)
+    validator = ElasticSampler(validation, spec.hosts, spec.name) if validation is not None else None
+    if clips.encoder_store:
+        needed = train.stored_bytes(sampler.next_numbers())
+        needed += validation.stored_bytes(validator.next_numbers()) if validation is not None and validator else 0
+        all_of_machine = needed * spec.machine_workers  # they have about equal shares
+        clips.encoder_store.make_room(all_of_machine, int(profile.encoder_cache_gb * 1e9))
+    clips.prepare(train, sampler.next_numbers(profile.max_steps or None), train.speeds, stopped)
+    if validation is not None and validator:
+        clips.prepare(validation, validator.next_numbers(), (1.0,), stopped)
+    return RankWork(
+        model=wrapper,
+        train=sampler,
+        validation=validator,
+        settings=settings,
+        save=lambda final, _: save_final(trained.cpu(), processor, final, profile.base_model),
+    )
+
+
+def _fit_settings(spec: RunSpec) -> FitSettings:
+    profile, strategy = spec.profile, spec.strategy_settings
+    assert profile and strategy
+    return FitSettings(
+        strategy=strategy_of(strategy),
+        num_epochs=profile.epochs,
+        max_steps=profile.max_steps or None,
+        num_nodes=spec.world_size,
+        device=spec.wanted_device,
+        precision=profile.precision,
+        seed=profile.seed,
+        save_dir=str(Path(spec.run_dir) / CHECKPOINTS),
+        checkpoint_interval=profile.checkpoint_interval,
+        keep_checkpoints=profile.keep_checkpoints,
+        resume=spec.resume,
+        auto_shares=spec.shares == "auto",
+        early_stopping=profile.early_stopping,
+        keep_best=profile.keep_best,
+    )
+
+
+class _Clips:
+    """The clips of all ranks. All ranks read the same lists, so all come to the same plans without asking."""
+
+    def __init__(self, spec: RunSpec, model, processor, events: Events, unsent: Container[str]):
+        assert spec.profile and spec.strategy_settings
+        self._spec, self._profile, self._strategy, self._events = spec, spec.profile, spec.strategy_settings, events
+        profile = spec.profile
+        self._encoder = label_encoder(model, processor.tokenizer, language=profile.language or None, task=profile.task)
+
+        def warn(what: str) -> None:
+            events({"type": "warning", "what": what})
+
+        self._features = FeatureStore(Path(spec.cache_dir) / "features", processor.feature_extractor, warn=warn)
+        self._audio_pull = AudioPull(events, unsent)
+        self._cost = Cost.of_model(model.config, encoder_is_stored=profile.caches_encoder)
+        self.encoder_store: EncoderStore | None = None
+        if profile.caches_encoder:
+            folder = Path(spec.cache_dir) / "encoder"
+            self.encoder_store = EncoderStore(folder, model.model.encoder, precision=profile.precision, warn=warn)
+
+    def batches(self, manifest: Path, *, shuffle: bool) -> ShardBatches:
+        profile, strategy = self._profile, self._strategy
+        # Audio of other hosts' shards is not on this machine, at first.
+        known = load_manifest(
+            manifest,
+            check_audio=False,
+            max_duration_s=profile.max_duration_s,
+            no_speech=profile.no_speech == "train",
+        )
+        return ShardBatches(
+            known.samples,
+            profile,
+            features=self._features,
+            labels=self._encoder,
+            encoder_store=self.encoder_store,
+            shuffle=shuffle,
+            missing_audio=self._audio_pull,
+            steps_in_round=strategy.H if type(strategy) is DiLoCoConfig and shuffle else 1,
+            cost=self._cost,
+            on_problem=lambda problem: self._events({"type": "problem", "what": str(problem)}),
+        )
+
+    def prepare(
+        self, batches: ShardBatches, numbers: Sequence[int], speeds: Sequence[float], stopped: Callable[[], bool]
+    ) -> None:
+        """Compute the log-mels of the clips that this rank is going to read; the audio of some may not be here."""
+        self._features.prepare(
+            [batches.samples[number].audio for number in numbers],
+            lambda done, total: self._events({"type": "preparing", "done": done, "total": total}),
+            speeds=speeds,
+            threads=self._profile.num_threads or max(1, (os.cpu_count() or 1) // self._spec.machine_workers),
+            stopped=stopped,
+        )
+
+
+class AudioPull:
+    """Asks the launcher for audio that this host lacks: when a host is lost, the others train its clips.
+
+    The launcher puts it into place over SSH; whoever reads a clip waits for it here.
+    """
+
+    def __init__(self, events: Events, unsent: Container[str]):
+        """unsent: what the launcher has said that it cannot send."""
+        self._events, self._unsent = events, unsent
+        self._wanted: set[str] = set()
+        self._next_look = 0.0
+        self._last_arrival = 0.0
+
+    def order(self, samples: Sequence[Sample]) -> None:
+        """Ask for clips in the order in which they are needed; not again for those that are here or on their way."""
+        new = [_name(s) for s in samples if _name(s) not in self._wanted and not s.audio.exists()]
+        self._wanted.update(new)
+        if new:
+            self._events({"type": "want", "files": new})
+
+    def wait(self, sample: Sample, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Return once the file is here, nobody needs it, or it will not come: opening it fails then."""
+        name, began = _name(sample), time.monotonic()
+        while name in self._wanted and not sample.audio.exists() and not given_up():
+            now = time.monotonic()
+            if now >= self._next_look:  # for what has arrived; and the launcher is told that this worker waits
+                self._next_look = now + LOOK_S
+                if arrived := {name for name in list(self._wanted) if Path(name).exists()}:
+                    self._wanted -= arrived
+                    self._last_arrival = now
+                self._events({"type": "alive"})
+            quiet_since = max(began, self._last_arrival)
+            if name in self._unsent or time.monotonic() - quiet_since > LONGEST_S:
+                return
+            time.sleep(POLL_S)
+
+
+def _name(sample: Sample) -> str:
+    """The name by which the launcher knows it: relative to the project folder, in which a worker runs."""
+    return os.path.relpath(sample.audio)
