@@ -10,8 +10,8 @@ from pathlib import Path
 from distributed.hosts.agent_call import remedy_for
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.hosts.sync import SPARE_BYTES
+from distributed.plan.automatic import CHECKPOINT_BYTES, more_bytes
 from distributed.plan.job import Job
-from distributed.plan.strategy_memory import CHECKPOINT_BYTES, more_bytes
 from whisper_tuner.config import Profile
 from whisper_tuner.data.check import check_manifest, check_usable
 from whisper_tuner.data.dataset import Manifest

@@ -22,8 +22,8 @@ from pathlib import Path
 from distributed.hosts.code import code_items
 from distributed.hosts.environment import own_pins
 from distributed.hosts.paths import PROJECT
+from distributed.plan.hosts_file import address_towards, check_is_this_machine
 from distributed.plan.job import Job
-from distributed.plan.rendezvous import address_towards, check_is_this_machine
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Hosts
 from distributed.ssh.machine import LocalMachine

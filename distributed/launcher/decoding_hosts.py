@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from distributed.hosts.code import SyncItem
 from distributed.hosts.host_process import HostProcess
 from distributed.hosts.sync import sync
-from distributed.plan.decode_spec import DecodeSpec
+from distributed.plan.run_spec import DecodeSpec
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host
 from whisper_tuner.errors import HostError, TunerError

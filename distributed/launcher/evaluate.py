@@ -18,10 +18,9 @@ import torch
 
 from distributed.hosts.code import SyncItem, folder_items
 from distributed.hosts.paths import STORE
-from distributed.plan.decode_spec import AFTER, BEFORE, DecodeSpec
 from distributed.plan.launch import Rank
 from distributed.plan.prepare import audio_items
-from distributed.plan.run_spec import RunSpec
+from distributed.plan.run_spec import AFTER, BEFORE, DecodeSpec, RunSpec
 from exogym import device as devices
 from whisper_tuner.data.check import check_manifest
 from whisper_tuner.data.dataset import Manifest

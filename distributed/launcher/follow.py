@@ -14,8 +14,9 @@ from typing import Protocol
 
 from distributed.hosts.host_process import environment
 from distributed.hosts.paths import PROJECT
+from distributed.run_dir.events import Event
 from distributed.run_dir.folder import is_running
-from distributed.run_dir.log import read_events
+from distributed.run_dir.log import new_events
 from distributed.run_dir.run_view import PREPARING, RunView
 from whisper_tuner.errors import ExitStatus, RunError
 from whisper_tuner.interrupts import noted
@@ -115,7 +116,7 @@ def follow(run_dir: Path, launch: Starter, screen: Screen, *, position: int = 0)
         launcher = launch()  # whatever comes from here on is passed on to it
         while not gone:
             gone = launcher.poll() is not None
-            events, position = read_events(run_dir / "events.jsonl", position)
+            events, position = new_events(run_dir / "events.jsonl", position)
             for event in events:
                 view.take(event)
             for line in view.lines:
@@ -140,13 +141,13 @@ def follow(run_dir: Path, launch: Starter, screen: Screen, *, position: int = 0)
     return _told(view.end, run_dir, screen)
 
 
-def _told(end: dict, run_dir: Path, screen: Screen) -> ExitStatus:
+def _told(end: Event, run_dir: Path, screen: Screen) -> ExitStatus:
     """Raises RunError for a run that has failed."""
-    status = ExitStatus(end["status"])
+    status = end.status
     if status not in (ExitStatus.OK, ExitStatus.INTERRUPTED):
-        error = RunError(end["message"], remedy=f"Everything that the hosts printed: {run_dir / 'launcher.log'}")
+        error = RunError(end.message, remedy=f"Everything that the hosts printed: {run_dir / 'launcher.log'}")
         error.exit_status = status
         raise error
-    if end["message"]:
-        screen.print(end["message"])
+    if end.message:
+        screen.print(end.message)
     return status

@@ -16,8 +16,8 @@ from transformers import WhisperProcessor
 
 from distributed.hosts.code import code_items, folder_items
 from distributed.hosts.paths import STORE
-from distributed.plan.decode_spec import AFTER, BEFORE, DecodeSpec
 from distributed.plan.prepare import audio_items, model_on_hosts
+from distributed.plan.run_spec import AFTER, BEFORE, DecodeSpec
 from distributed.ssh.host import Host
 from whisper_tuner.data.dataset import Manifest, Sample
 from whisper_tuner.data.feature_store import FeatureStore

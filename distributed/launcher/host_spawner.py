@@ -13,8 +13,7 @@ from distributed.control.timeouts import Timeouts
 from distributed.hosts.code import SyncItem
 from distributed.hosts.host_process import HostProcess
 from distributed.hosts.sync import sync
-from distributed.plan.files import load_audio, load_items
-from distributed.plan.launch import Rank
+from distributed.plan.launch import Rank, load_audio, load_items
 from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
 from distributed.ssh.connection import Remote
 from distributed.ssh.machine import MOST_BYTES, Machine

@@ -21,7 +21,7 @@ DISK_REMEDY = "Free some space, or choose another folder with runs_dir."
 
 @contextlib.contextmanager
 def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
-    """A new folder runs_dir/<date>-<time>-<name>; it is removed if preparing it fails, or unless it is to be kept."""
+    """Make a folder runs_dir/<date>-<time>-<name>; it is removed if preparing it fails, or unless it is to be kept."""
     runs_dir = runs_dir.absolute()
     folders = (runs_dir, *runs_dir.parents)
     there = next(folder for folder in folders if os.path.exists(folder))  # noqa: PTH110 - Path.exists raises for a long name
@@ -36,15 +36,9 @@ def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
     finally:
         if not keep:
             shutil.rmtree(path)
-            _remove_empty(runs_dir, there)
-
-
-def _remove_empty(folder: Path, there: Path) -> None:
-    """`folder` and those that hold it, below one that was there before, as far as nobody else uses them."""
-    with contextlib.suppress(OSError):
-        while folder != there:
-            folder.rmdir()
-            folder = folder.parent
+            with contextlib.suppress(OSError):  # of the folders that were made for it, those that nobody else uses
+                for folder in folders[: folders.index(there)]:
+                    folder.rmdir()
 
 
 def _create(runs_dir: Path, name: str) -> Path:

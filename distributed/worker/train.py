@@ -11,8 +11,8 @@ from urllib.parse import quote
 import torch
 
 from distributed.control.channel import ControlChannel
+from distributed.plan.automatic import more_bytes
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, RunSpec
-from distributed.plan.strategy_memory import more_bytes
 from exogym import device as devices
 from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import FitSettings

@@ -20,10 +20,9 @@ from distributed.hosts.each import on_each
 from distributed.hosts.environment import setup
 from distributed.hosts.holdings import AUDIO, KINDS, holdings
 from distributed.hosts.keep_awake import awake
-from distributed.plan.hosts_file import load_hosts
+from distributed.plan.hosts_file import check_is_this_machine, load_hosts
 from distributed.plan.job import resolve
 from distributed.plan.prepare import prepare_run
-from distributed.plan.rendezvous import check_is_this_machine
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, Hosts
 from exogym.config import nearest

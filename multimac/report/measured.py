@@ -212,7 +212,7 @@ def _speakers(before: Sequence[Clip], after: Sequence[Clip]) -> list[SpeakerRate
         difference = _difference(own_after, own_before) if own_before and own_after else None
         clips = len(own_after or own_before)
         found.append(SpeakerRates(name=name, clips=clips, before=rates[0], after=rates[1], difference=difference))
-    return sorted(found, key=lambda speaker: -(speaker.after or speaker.before).wer)
+    return sorted(found, key=lambda speaker: -shown.wer if (shown := speaker.after or speaker.before) else 0.0)
 
 
 def manifest_of(clips: Sequence[Clip], stem: str) -> Path | None:

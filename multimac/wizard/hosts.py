@@ -13,8 +13,7 @@ from rich.console import Console
 from distributed.checkup.facts import Report, unique
 from distributed.checkup.preflight import preflight
 from distributed.hosts.interfaces import route_to
-from distributed.plan.hosts_file import HOSTS_FILE, load_hosts
-from distributed.plan.rendezvous import check_is_this_machine
+from distributed.plan.hosts_file import HOSTS_FILE, check_is_this_machine, load_hosts
 from distributed.ssh.host import Host, Hosts
 from multimac.commands.hosts import hosts_setup
 from multimac.view.preflight_view import show

@@ -25,8 +25,7 @@ from distributed.hosts.paths import PROJECT
 from distributed.launcher import host_spawner
 from distributed.launcher.host_spawner import HostSpawner
 from distributed.launcher.spawner import LocalSpawner
-from distributed.plan.files import save_items
-from distributed.plan.launch import Rank
+from distributed.plan.launch import Rank, save_items
 from distributed.plan.run_spec import Bundle, RunSpec
 from distributed.ssh.machine import LocalMachine
 from whisper_tuner.errors import DataError, HostError
