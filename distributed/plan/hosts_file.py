@@ -39,7 +39,7 @@ class Key(NamedTuple):
     made_by: Callable[[Any], Any]
     fitting: str | range
     words: str
-    remedy: str
+    what_helps: str
 
 
 KEYS = {
@@ -143,7 +143,7 @@ class _Reader:
             fits = isinstance(told, str) and re.fullmatch(known.fitting, told) is not None
         if not fits:
             what = f"{where}: {key!r} must be {known.words}, not {json.dumps(told)}"
-            raise self.wrong(what, place, remedy=known.remedy)
+            raise self.wrong(what, place, remedy=known.what_helps)
         return told if told is None else known.made_by(told)
 
     def check_keys(self, values: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:

@@ -45,10 +45,11 @@ def build(hint: Any, data: Any, where: str) -> Any:
             raise ConfigError(f"{where}: an empty path")  # Path("") is the current folder
         return Path(_exactly(str, data, where))
     if hint is float and type(data) is int:
+        number: int = data
         try:
-            return float(data)
+            return float(number)
         except OverflowError:
-            raise ConfigError(f"{where}: a number of {len(str(abs(data)))} digits") from None
+            raise ConfigError(f"{where}: a number of {len(str(abs(number)))} digits") from None
     return _exactly(hint, data, where)
 
 

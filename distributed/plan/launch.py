@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -59,7 +59,7 @@ class Launch:
 
     @classmethod
     def load(cls, run_dir: Path) -> Launch:
-        """Raises RunError for a folder that holds no run, or a damaged one."""
+        """Read run.json. Raises RunError for a folder that holds no run, or a damaged one."""
         path = run_dir / "run.json"
         try:
             launch = build(cls, parse_json(path.read_text(encoding="utf-8")), str(path))
@@ -103,7 +103,7 @@ def change_hosts(run_dir: Path, before: Launch, after: Launch) -> None:
 
 
 def save_items(run_dir: Path, items: Mapping[str, Sequence[SyncItem]], audio: Sequence[SyncItem]) -> None:
-    """Model, manifests and audio of each host, and all audio, for later; the code is looked for anew then.
+    """Remember model, manifests and audio of each host, and all audio; the code is looked for anew when it is sent.
 
     Hosts that the run had before keep theirs: it goes on with them if it never begins with these.
     """
@@ -112,21 +112,21 @@ def save_items(run_dir: Path, items: Mapping[str, Sequence[SyncItem]], audio: Se
     before = {}
     with contextlib.suppress(RunError):  # there is none yet, or it is damaged
         before = load_items(run_dir)
-    hosts = {host: _listed(own) for host, own in {**before, **items}.items()}
-    write_atomically(run_dir / FILE_LISTS, json.dumps({"hosts": hosts, "audio": _listed(audio)}))
 
+    def listed(items: Sequence[SyncItem]) -> list[list[str]]:
+        return [[str(item.local), item.remote] for item in items if not item.refuse_foreign]
 
-def _listed(items: Iterable[SyncItem]) -> list[list[str]]:
-    return [[str(item.local), item.remote] for item in items if not item.refuse_foreign]
+    hosts = {host: listed(own) for host, own in {**before, **items}.items()}
+    write_atomically(run_dir / FILE_LISTS, json.dumps({"hosts": hosts, "audio": listed(audio)}))
 
 
 def load_items(run_dir: Path) -> dict[str, list[SyncItem]]:
-    """Model, manifests and audio of each host. Raises RunError."""
+    """Return model, manifests and audio of each host. Raises RunError."""
     return _load(run_dir)[0]
 
 
 def load_audio(run_dir: Path) -> dict[str, SyncItem]:
-    """All audio of a run by its name on the hosts. Raises RunError."""
+    """Return all audio of a run by its name on the hosts. Raises RunError."""
     return {item.remote: item for item in _load(run_dir)[1]}
 
 

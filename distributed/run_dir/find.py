@@ -25,7 +25,7 @@ JUST_NOW_S = 600.0  # a run that looks as if it had been killed may be starting 
 
 
 def run_dirs(folders: Iterable[Path]) -> list[Path]:
-    """The runs in these folders, newest first; links are not followed. Raises ConfigError."""
+    """Return the runs in these folders, newest first; links are not followed. Raises ConfigError."""
     found = []
     for folder in folders:
         try:
@@ -44,7 +44,7 @@ def _is_run(path: Path) -> bool:
 
 
 def find_run(name: str, folders: Sequence[Path]) -> Path:
-    """As `meant`, or by path. Raises ConfigError."""
+    """Find a run by path, or as `meant` does. Raises ConfigError."""
     runs = run_dirs(folders)
     names = [run.name for run in runs]
     path = expanded(name).absolute()
@@ -54,9 +54,9 @@ def find_run(name: str, folders: Sequence[Path]) -> Path:
 
 
 def meant(name: str, runs: Sequence[str], where: str, *, shown: int = SHOWN) -> str:
-    """Of these, newest first: by id, by an unambiguous beginning of it, or the newest as `last`. Raises ConfigError.
+    """Return the run that is named by its id, an unambiguous beginning of it, or `last`. Raises ConfigError.
 
-    shown: how many an error names.
+    runs: newest first. shown: how many an error names.
     """
     if name in runs:
         return name
@@ -73,9 +73,9 @@ def meant(name: str, runs: Sequence[str], where: str, *, shown: int = SHOWN) -> 
 
 
 def speed_ups(runs: Sequence[RunSummary]) -> list[float | None]:
-    """clips/s of each run over those of the fastest finished run of one rank that did the same work in the same folder.
+    """Divide each run's clips/s by those of the fastest finished run of one rank with the same work in the same folder.
 
-    None where there is nothing to compare.
+    Returns None where there is nothing to compare.
     """
     keys = [(run.path.parent, run.kind_of_work) if len(run.hosts) > 1 and run.base_model else None for run in runs]
     fastest: dict[tuple | None, float] = {}
@@ -99,7 +99,7 @@ class Removal:
 
 
 def age(text: str) -> float:
-    """Seconds of '30m', '12h', '7d' or '2w'. Raises ConfigError."""
+    """Return the seconds of '30m', '12h', '7d' or '2w'. Raises ConfigError."""
     match = re.fullmatch(r"(\d+)([mhdw])", text.strip())
     if not match:
         raise ConfigError(f"--older-than {text}: not an age", remedy="For example 12h, 7d or 2w.")
@@ -107,7 +107,7 @@ def age(text: str) -> float:
 
 
 def removals(runs: Sequence[RunSummary], *, keep: int = 0, older_than: float | None = None) -> list[Removal]:
-    """`runs` are newest first; the first `keep` stay. A resumable run is removed only if `older_than` says so."""
+    """Find what may be removed of runs, newest first. The first `keep` stay; resumable ones, unless `older_than` is given."""
     found, now = [], time.time()
     for run in runs[keep:]:
         idle = now - run.changed
@@ -129,7 +129,7 @@ def removals(runs: Sequence[RunSummary], *, keep: int = 0, older_than: float | N
 
 
 def named_removals(runs: Sequence[RunSummary], folders: Sequence[Path]) -> list[Removal]:
-    """Whole runs that the user named. Raises ConfigError for one that is running or lies elsewhere."""
+    """Return whole runs that the user named. Raises ConfigError for one that is running or lies elsewhere."""
     inside = {folder.resolve() for folder in folders}
     for run in runs:
         if run.state == RUNNING:
@@ -145,7 +145,7 @@ def named_removals(runs: Sequence[RunSummary], folders: Sequence[Path]) -> list[
 
 
 def remove(removal: Removal) -> None:
-    """Raises RunError if the run was resumed in the meantime, or if the folder cannot be removed."""
+    """Remove it. Raises RunError if the run was resumed in the meantime, or if the folder cannot be removed."""
     with only_one(removal.run.path):
         try:
             shutil.rmtree(removal.path)

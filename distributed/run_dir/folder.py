@@ -57,7 +57,7 @@ def _create(runs_dir: Path, name: str) -> Path:
 
 
 def date_in(name: str) -> float | None:
-    """When a run of this name was made."""
+    """Return when a run of this name was made."""
     try:
         return time.mktime(time.strptime(name[:15], STAMP))
     except (ValueError, OverflowError):
@@ -88,7 +88,7 @@ def only_one(run_dir: Path) -> Iterator[None]:
 
 
 def is_running(run_dir: Path) -> bool:
-    """Whether the launcher is alive: it holds an exclusive lock on run_dir/lock until its process ends."""
+    """Tell whether the launcher is alive: it holds an exclusive lock on run_dir/lock until its process ends."""
     try:
         handle = os.open(run_dir / "lock", os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -103,7 +103,7 @@ def is_running(run_dir: Path) -> bool:
 
 
 def launcher_pid(run_dir: Path) -> int | None:
-    """The process that holds the lock; None if it is not running."""
+    """Return the process that holds the lock; None if it is not running."""
     try:
         pid = int((run_dir / "lock").read_text())
     except (OSError, ValueError):
@@ -113,7 +113,7 @@ def launcher_pid(run_dir: Path) -> int | None:
 
 
 def disk_use(folder: Path) -> tuple[int, float]:
-    """Bytes of all files below, and when the newest changed; links are not followed."""
+    """Return the bytes of all files below, and when the newest changed; links are not followed."""
     size, changed = 0, folder.stat().st_mtime
     for place, folders, files in os.walk(folder):  # a running run removes folders; those are left out
         for name in (*folders, *files):

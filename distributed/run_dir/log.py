@@ -79,7 +79,7 @@ class Attempt:
 
     @property
     def seconds(self) -> float:
-        """From the beginning of the first step to the end of the last, over all ranks."""
+        """The time from the beginning of the first step to the end of the last, over all ranks."""
         if not self.steps:
             return 0.0
         return max(s.time for s in self.steps) - min(s.time - s.seconds for s in self.steps)
@@ -100,7 +100,7 @@ class RunEvents:
 
 
 def scan(path: Path) -> RunEvents:
-    """A missing file is a run that has not begun. Raises OSError, and ValueError if no line at all can be read."""
+    """Read the whole file; without one the run has not begun. Raises OSError, and ValueError if no line can be read."""
     try:
         *lines, cut_short = path.read_bytes().split(b"\n")
     except FileNotFoundError:

@@ -107,7 +107,7 @@ class RunSummary:
 
     @property
     def kind_of_work(self) -> tuple:
-        """Runs that are equal in this do the same computation for a clip, so their clips/s can be compared."""
+        """What runs are equal in that do the same computation for a clip, so that their clips/s can be compared."""
         keys = ("batch_size", "audio_context", "precision", "gradient_checkpointing", "training clips")
         named = self.settings.get("shards")  # of one rank: it takes a batch of each shard in every step
         shards = len(named) if isinstance(named, list) else 0
@@ -115,7 +115,7 @@ class RunSummary:
 
 
 def read_run(run_dir: Path, *, only_asked: bool = False) -> RunSummary:
-    """Never raises: what cannot be read makes the run `broken`, with the reason as its message.
+    """Read a run's folder. Never raises: what cannot be read makes the run `broken`, with the reason as its message.
 
     only_asked: without its events, and what it takes on the disk; they are nearly all of the work.
     """
@@ -123,7 +123,7 @@ def read_run(run_dir: Path, *, only_asked: bool = False) -> RunSummary:
 
 
 def read_history(run_dir: Path, *, only_asked: bool = False, ended: bool = False) -> tuple[RunSummary, RunEvents]:
-    """The same, with the events that it was made of. ended: the launcher, if still there, has said its last word."""
+    """Do the same, and return the events it was made of. ended: the launcher, if it lives, has said its last word."""
     events = RunEvents()
     size, changed = 0, 0.0
     if not only_asked:
@@ -187,7 +187,7 @@ def _text(value: Any) -> str:
 
 
 def _state(run_dir: Path, attempts: Sequence[Attempt], *, ended: bool) -> tuple[str, str]:
-    """With the message of its end, or what it is doing now."""
+    """Return a run's state, with the message of its end, or what it is doing now."""
     last = attempts[-1] if attempts else Attempt()
     if not ended and is_running(run_dir):
         phase = next((event.phase for event in reversed(last.of_type("phase"))), "")
@@ -219,7 +219,7 @@ def _model_in(run_dir: Path) -> Path | None:
 
 
 def _clips_list(run_dir: Path) -> str:
-    """How many clips were trained on, and a mark that is the same for two lists of the same rows."""
+    """Tell how many clips were trained on, with a mark that is the same for two lists of the same rows."""
     try:
         data = (run_dir / "train.csv").read_bytes()
     except OSError:

@@ -150,7 +150,10 @@ class Chart:
 
 
 def chart(title: str, curves: Sequence[Curve], breaks: Sequence[int] = ()) -> Chart | None:
-    """breaks: steps with which a run went on after an interruption; no line leads to them. None without points."""
+    """Draw curves. breaks: steps with which a run went on after an interruption; no line leads to them.
+
+    Returns None without points.
+    """
     curves = [curve for curve in curves if curve.points]
     if not curves:
         return None
@@ -158,25 +161,34 @@ def chart(title: str, curves: Sequence[Curve], breaks: Sequence[int] = ()) -> Ch
     left, right = _limits([x for x, _ in everything])
     low, high = _limits([y for _, y in everything], to_zero=True)
     breaks = [step for step in breaks if left < step <= right]
-
-    def place(point: tuple[float, float]) -> tuple[int, int]:
-        x, y = point
-        return round(SIDE * (x - left) / (right - left)), round(SIDE * (high - y) / (high - low))
-
-    most = max(len(curve.points) for curve in curves)
+    told, lines = [], []
+    for curve in curves:
+        (first, begin), (last, end) = curve.points[0], curve.points[-1]
+        to = f" and {end:.3g} at step {last:.15g}" if len(curve.points) > 1 else ""
+        told.append(f"The {curve.told} was {begin:.3g} at step {first:.15g}{to}.")
+        pieces = []
+        for begins, ends in itertools.pairwise([-math.inf, *breaks, math.inf]):
+            if piece := [point for point in curve.points if begins <= point[0] < ends]:
+                points = _thinned(piece, left, right, len(curve.points))
+                at = [(SIDE * (x - left) / (right - left), SIDE * (high - y) / (high - low)) for x, y in points]
+                pieces.append([(round(x), round(y)) for x, y in at])
+        alone = [piece[0] for piece in pieces if len(piece) == 1]  # a line of one point cannot be seen
+        dots = [point for piece in pieces for point in piece] if curve.dots else alone
+        paths = tuple("M" + "L".join(f"{x} {y}" for x, y in piece) for piece in pieces if len(piece) > 1)
+        lines.append(Line(name=curve.name, style=curve.style, paths=paths, dots=tuple(dots)))
     return Chart(
         title=title,
-        told=" ".join(map(_told, curves)),
-        lines=tuple(_line(curve, breaks, left, right, place) for curve in curves),
+        told=" ".join(told),
+        lines=tuple(lines),
         x_ticks=tuple(_tick(x, (x - left) / (right - left)) for x in _round_numbers(left, right, whole=True)),
         y_ticks=tuple(_tick(y, (high - y) / (high - low)) for y in _round_numbers(low, high)),
         breaks=tuple(_tick(step, (step - 0.5 - left) / (right - left)) for step in breaks),
-        thinned=math.ceil(most / MOST_POINTS),
+        thinned=math.ceil(max(len(curve.points) for curve in curves) / MOST_POINTS),
     )
 
 
 def _limits(values: Sequence[float], *, to_zero: bool = False) -> tuple[float, float]:
-    """Somewhat apart, also where all values are the same."""
+    """Return limits that are somewhat apart, also where all values are the same."""
     low, high = min(values), max(values)
     if to_zero and 0 < low < NEAR_ZERO * high:
         low = 0.0
@@ -186,20 +198,8 @@ def _limits(values: Sequence[float], *, to_zero: bool = False) -> tuple[float, f
     return low - room, high + room
 
 
-def _line(curve: Curve, breaks: Sequence[int], left: float, right: float, place) -> Line:
-    pieces = []
-    edges = [-math.inf, *breaks, math.inf]
-    for begin, end in itertools.pairwise(edges):
-        if piece := [point for point in curve.points if begin <= point[0] < end]:
-            pieces.append([place(point) for point in thinned(piece, left, right, len(curve.points))])
-    alone = [piece[0] for piece in pieces if len(piece) == 1]  # a line of one point cannot be seen
-    dots = [point for piece in pieces for point in piece] if curve.dots else alone
-    paths = tuple("M" + "L".join(f"{x} {y}" for x, y in piece) for piece in pieces if len(piece) > 1)
-    return Line(name=curve.name, style=curve.style, paths=paths, dots=tuple(dots))
-
-
-def thinned(points: Points, left: float, right: float, total: int) -> Points:
-    """At most MOST_POINTS between left and right: the mean of all that would lie in one column.
+def _thinned(points: Points, left: float, right: float, total: int) -> Points:
+    """Return at most MOST_POINTS between left and right: the mean of all that would lie in one column.
 
     total: how many points the whole curve has, of which these are a piece.
     """
@@ -213,19 +213,12 @@ def thinned(points: Points, left: float, right: float, total: int) -> Points:
     ]
 
 
-def _told(curve: Curve) -> str:
-    (first, begin), (last, end) = curve.points[0], curve.points[-1]
-    if len(curve.points) == 1:
-        return f"The {curve.told} was {begin:.3g} at step {first:.15g}."
-    return f"The {curve.told} was {begin:.3g} at step {first:.15g} and {end:.3g} at step {last:.15g}."
-
-
 def _tick(value: float, share: float) -> Tick:
     return Tick(text=number(value), at=round(100 * share, 2))
 
 
 def _round_numbers(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """A few between two limits."""
+    """Return a few between two limits."""
     rough = (high - low) / TICKS
     unit = 10 ** math.floor(math.log10(rough))
     step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough)

@@ -100,8 +100,13 @@ def tests_of(run: RunSummary, worst_clips: int) -> list[Test]:
     found = []
     for folder in folders:
         for cropped in (False, True):
-            models = _models(folder, cropped=cropped)
-            if models:
+            models: dict[str, list[Clip]] = {}
+            for path in sorted(folder.glob(f"*/{PREDICTIONS}")):
+                name = path.parent.name
+                if name.endswith(CROPPED) == cropped and (clips := read_predictions(path)):
+                    models[name.removesuffix(CROPPED)] = clips
+            if models:  # the untouched one first
+                models = dict(sorted(models.items(), key=lambda item: (item[0] != BASE, item[0] != FINAL, item[0])))
                 found.append((folder, models, cropped))
     each = max(1, worst_clips // len(found)) if found else 0
     tests = [_test(run, *one, each) for one in found]
@@ -110,16 +115,6 @@ def tests_of(run: RunSummary, worst_clips: int) -> list[Test]:
     if rates and not any(folder.name == own for folder in folders):  # its predictions are gone: events tell the rates
         tests.insert(0, Test(name=Path(run.test).name, rates=rates))
     return tests
-
-
-def _models(folder: Path, *, cropped: bool) -> dict[str, list[Clip]]:
-    """Read what each model wrote, the untouched one first."""
-    found = {}
-    for path in sorted(folder.glob(f"*/{PREDICTIONS}")):
-        name = path.parent.name
-        if name.endswith(CROPPED) == cropped and (clips := read_predictions(path)):
-            found[name.removesuffix(CROPPED)] = clips
-    return dict(sorted(found.items(), key=lambda item: (item[0] != BASE, item[0] != FINAL, item[0])))
 
 
 def read_predictions(path: Path) -> list[Clip]:
@@ -146,7 +141,11 @@ def read_predictions(path: Path) -> list[Clip]:
 def _test(run: RunSummary, folder: Path, models: dict[str, list[Clip]], cropped: bool, worst_clips: int) -> Test:
     shown = FINAL if FINAL in models else next((name for name in reversed(models) if name != BASE), BASE)
     clips = models[shown]
-    manifest = Path(run.test) if run.test and Path(run.test).stem == folder.name else manifest_of(clips, folder.name)
+    if run.test and Path(run.test).stem == folder.name:
+        manifest: Path | None = Path(run.test)
+    else:  # a list of that name in a folder that a clip lies in: most manifests name their audio from there
+        lists = (above / f"{folder.name}{suffix}" for above in clips[0].audio.parents for suffix in SUFFIXES)
+        manifest = next((path for path in lists if path.is_file()), None)
     told = _told_by(manifest) if manifest else {}
 
     def completed(clip: Clip) -> Clip:
@@ -213,13 +212,6 @@ def _speakers(before: Sequence[Clip], after: Sequence[Clip]) -> list[SpeakerRate
         clips = len(own_after or own_before)
         found.append(SpeakerRates(name=name, clips=clips, before=rates[0], after=rates[1], difference=difference))
     return sorted(found, key=lambda speaker: -shown.wer if (shown := speaker.after or speaker.before) else 0.0)
-
-
-def manifest_of(clips: Sequence[Clip], stem: str) -> Path | None:
-    """Find a list named `stem` in a folder that a clip lies in: most manifests name their audio from there."""
-    folders = clips[0].audio.parents
-    paths = (folder / f"{stem}{suffix}" for folder in folders for suffix in SUFFIXES)
-    return next((path for path in paths if path.is_file()), None)
 
 
 def _told_by(manifest: Path) -> dict[str, tuple[str, str]]:

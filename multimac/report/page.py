@@ -30,7 +30,7 @@ from whisper_tuner.eval.predictions import Aligned, align
 from whisper_tuner.files import write_atomically
 from whisper_tuner.text import duration, size
 
-from .asked import METHODS, DataSet, data_of, read_asked, settings_of
+from .asked import METHODS, data_of, read_asked, settings_of
 from .happened import charts_of, faults_of, hosts_of
 from .measured import NAMES, Clip, Test, tests_of
 from .template import MOST_BYTES, Player, Players, Private, moment, rendered, told_as_run_error
@@ -96,13 +96,17 @@ def contents(run_dir: Path, *, ended: bool = False, sound: int = MOST_BYTES) -> 
     players = Players([Path(), run_dir, PROJECT], sound)
     tests = [_tested(run, test, players) for test in tests_of(run, WORST_CLIPS)]
     faults, faults_left_out = faults_of(events, private)
+    data, named = data_of(run, asked), Path(run.test).name if run.test else None
+    for own in [one.test for one in tests if one.test.name == named and one.test.clips][:1]:
+        # What was measured of the test set tells its size: the run's folder has no list of it.
+        data = [dataclasses.replace(s, clips=own.clips, hours=own.hours) if s.kind == "test" else s for s in data]
     return {
         "run": run,
         "title": run.name or run.id,
         "state": [private.text(line) for line in _state(run, events)],
         "facts": _facts(run),
         "settings": settings_of(asked, private),
-        "data": _with_test_clips(run, data_of(run, asked), tests),
+        "data": data,
         "charts": charts_of(run, events),
         "tests": tests,
         "missing": _missing(run, tests, max((event.time for event in events.of_type("model")), default=0.0)),
@@ -221,17 +225,6 @@ def _missing(run: RunSummary, tests: Sequence[Tested], saved: float) -> list[tup
         return []
     data = "" if run.test else " --data test.csv"
     return [(why, f"{COMMAND} evaluate {run.id}{data} && {COMMAND} report {run.id}")]
-
-
-def _with_test_clips(run: RunSummary, data: Sequence[DataSet], tests: Sequence[Tested]) -> list[DataSet]:
-    """Add what was measured of the test set: the run's folder has no list of it."""
-    named = Path(run.test).name if run.test else None
-    for own in (one.test for one in tests if one.test.name == named and one.test.clips):
-        return [
-            dataclasses.replace(each, clips=own.clips, hours=own.hours) if each.kind == "test" else each
-            for each in data
-        ]
-    return list(data)
 
 
 def _versions(run: RunSummary, events: RunEvents) -> list[tuple[str, str]]:
