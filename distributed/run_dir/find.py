@@ -107,7 +107,7 @@ def age(text: str) -> float:
 
 
 def removals(runs: Sequence[RunSummary], *, keep: int = 0, older_than: float | None = None) -> list[Removal]:
-    """Find what may be removed of runs, newest first. The first `keep` stay; resumable ones, unless `older_than` is given."""
+    """Find what may be removed. `runs` are newest first; the first `keep` stay, and resumable ones without `older_than`."""
     found, now = [], time.time()
     for run in runs[keep:]:
         idle = now - run.changed

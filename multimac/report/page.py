@@ -96,8 +96,8 @@ def contents(run_dir: Path, *, ended: bool = False, sound: int = MOST_BYTES) -> 
     players = Players([Path(), run_dir, PROJECT], sound)
     tests = [_tested(run, test, players) for test in tests_of(run, WORST_CLIPS)]
     faults, faults_left_out = faults_of(events, private)
-    data, named = data_of(run, asked), Path(run.test).name if run.test else None
-    for own in [one.test for one in tests if one.test.name == named and one.test.clips][:1]:
+    data, own_test = data_of(run, asked), Path(run.test).name if run.test else None
+    for own in [one.test for one in tests if one.test.name == own_test and one.test.clips][:1]:
         # What was measured of the test set tells its size: the run's folder has no list of it.
         data = [dataclasses.replace(s, clips=own.clips, hours=own.hours) if s.kind == "test" else s for s in data]
     return {
