@@ -107,7 +107,10 @@ def age(text: str) -> float:
 
 
 def removals(runs: Sequence[RunSummary], *, keep: int = 0, older_than: float | None = None) -> list[Removal]:
-    """Find what may be removed. `runs` are newest first; the first `keep` stay, and resumable ones without `older_than`."""
+    """Find what may be removed of `runs`, which are newest first; the first `keep` stay.
+
+    A resumable run is removed only if `older_than` says so.
+    """
     found, now = [], time.time()
     for run in runs[keep:]:
         idle = now - run.changed
