@@ -42,7 +42,7 @@ from benchmarks.base import (  # noqa: E402
     watching,
 )
 from benchmarks.plain_wer import against, transcribed, unseen, wer  # noqa: E402
-from distributed.run_dir.figures import scan  # noqa: E402
+from distributed.run_dir.log import scan  # noqa: E402
 
 LEARNING_RATES = {"full": 1e-4, "lora": 1e-3}
 BATCH_SIZE = 8
@@ -125,10 +125,10 @@ class Bench:
         with watching(peak.look, 0.1):
             run = ended(folder, process.wait())
         [attempt] = scan(run / "events.jsonl").attempts
-        taken = [step["seconds"] for step in attempt.steps]
-        [foreseen] = (event["needed"] for event in attempt.of_type("memory"))
+        taken = [step.seconds for step in attempt.steps]
+        [foreseen] = (event.written["needed"] for event in attempt.of_type("memory"))
         return run / "final", {
-            "samples": sum(step["samples"] for step in attempt.steps),
+            "samples": sum(step.samples for step in attempt.steps),
             "seconds": attempt.seconds,
             "memory": peak.bytes,
             "foreseen": foreseen,

@@ -24,9 +24,8 @@ from distributed.hosts.keep_awake import awake, hosts_awake
 from distributed.hosts.paths import PACKAGES, PRUNED, STORE, SyncItem, code_items
 from distributed.hosts.sync import sync
 from distributed.launcher.follow import PlainScreen, follow, start_launcher
-from distributed.plan.hosts_file import load_hosts
+from distributed.plan.hosts_file import load_hosts, meeting_address
 from distributed.plan.launch import Launch, Rank
-from distributed.plan.rendezvous import meeting_address
 from distributed.plan.run_spec import RESULT, WEIGHTS, Bundle, RunSpec
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts

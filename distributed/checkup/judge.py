@@ -14,8 +14,8 @@ from distributed.hosts.agent_call import INSTALL_PYTHON, remedy_for
 from distributed.hosts.environment import Pins, unlike
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.hosts.sync import SPARE_BYTES
+from distributed.plan.automatic import CHECKPOINT_BYTES, more_bytes
 from distributed.plan.job import Job
-from distributed.plan.strategy_memory import CHECKPOINT_BYTES, more_bytes
 from whisper_tuner.data.check import check_manifest, check_usable
 from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.data.formats.rows import Reading

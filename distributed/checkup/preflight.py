@@ -25,8 +25,8 @@ from distributed.hosts.environment import own_pins
 from distributed.hosts.paths import PROJECT, code_items
 from distributed.hosts.sync import taken, this_master
 from distributed.plan.automatic import Measured
+from distributed.plan.hosts_file import address_towards, check_is_this_machine
 from distributed.plan.job import Job
-from distributed.plan.rendezvous import address_towards, check_is_this_machine
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import PROJECT_PATH, Host, Hosts
 from distributed.ssh.machine import LocalMachine, Machine

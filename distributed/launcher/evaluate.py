@@ -16,10 +16,9 @@ from torch import nn
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from distributed.hosts.paths import STORE, SyncItem, code_items, folder_items
-from distributed.plan.decode_spec import AFTER, BEFORE, DecodeSpec
 from distributed.plan.launch import Rank
 from distributed.plan.prepare import audio_items, model_on_hosts
-from distributed.plan.run_spec import RunSpec
+from distributed.plan.run_spec import AFTER, BEFORE, DecodeSpec, RunSpec
 from distributed.ssh.host import Host
 from exogym import device as devices
 from whisper_tuner.config import Profile

@@ -15,7 +15,7 @@ from typing import Protocol
 from distributed.hosts.host_process import environment
 from distributed.hosts.paths import PROJECT
 from distributed.run_dir.folder import is_running
-from distributed.run_dir.log import read_events
+from distributed.run_dir.log import new_events
 from distributed.run_dir.run_view import PREPARING, RunView
 from whisper_tuner.errors import ExitStatus, RunError
 from whisper_tuner.interrupts import noted
@@ -113,7 +113,7 @@ def follow(run_dir: Path, launch: Starter, screen: Screen, *, position: int = 0)
         launcher = launch()  # whatever comes from here on is passed on to it
         while not gone:
             gone = launcher.poll() is not None
-            events, position = read_events(run_dir / "events.jsonl", position)
+            events, position = new_events(run_dir / "events.jsonl", position)
             for event in events:
                 view.take(event)
             for line in view.lines:
@@ -135,11 +135,11 @@ def follow(run_dir: Path, launch: Starter, screen: Screen, *, position: int = 0)
             remedy=f"See what it has and how to go on: multimac runs show {run_dir.name}. "
             f"Its output: {run_dir / 'launcher.log'}",
         )
-    status = ExitStatus(view.end["status"])
+    status = view.end.status
     if status not in (ExitStatus.OK, ExitStatus.INTERRUPTED):
-        error = RunError(view.end["message"], remedy=f"Everything that the hosts printed: {run_dir / 'launcher.log'}")
+        error = RunError(view.end.message, remedy=f"Everything that the hosts printed: {run_dir / 'launcher.log'}")
         error.exit_status = status
         raise error
-    if view.end["message"]:
-        screen.print(view.end["message"])
+    if view.end.message:
+        screen.print(view.end.message)
     return status

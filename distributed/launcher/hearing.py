@@ -20,7 +20,7 @@ from transformers import WhisperProcessor
 from distributed.hosts.host_process import HostProcess
 from distributed.hosts.paths import SyncItem
 from distributed.hosts.sync import sync
-from distributed.plan.decode_spec import DecodeSpec
+from distributed.plan.run_spec import DecodeSpec
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host
 from whisper_tuner.data.dataset import Sample

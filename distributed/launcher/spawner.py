@@ -17,8 +17,7 @@ from distributed.control.timeouts import Timeouts
 from distributed.hosts.host_process import HostProcess
 from distributed.hosts.paths import PROJECT
 from distributed.hosts.sync import sync
-from distributed.plan.files import load_audio, load_items
-from distributed.plan.launch import Rank
+from distributed.plan.launch import Rank, load_audio, load_items
 from distributed.plan.run_spec import CHECKPOINTS, SPEC, Rendezvous, RunSpec
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host

@@ -5,13 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from fractions import Fraction
+from typing import Any
 
-from exogym.strategy import DiLoCoConfig
+from exogym.strategy import (
+    AllReduceConfig,
+    DiLoCoConfig,
+    FedAvgConfig,
+    ParameterServerConfig,
+    SPARTADiLoCoConfig,
+    StrategyConfig,
+)
 from whisper_tuner.data.steps import worked_part
 from whisper_tuner.text import size
 
 from .job import Job
-from .strategy_memory import more_bytes
 
 WIRE_BYTES = {"float32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}  # of a value
 HOME_NETWORK = 12.5e6  # bytes a second, which is 100 Mbit/s; assumed where nothing was measured
@@ -26,6 +33,23 @@ TOLD_WAITING = 0.1  # of the time
 # those of exogym/strategy/moments.py, which needs torch.
 OFTEN, EVERY, FEW = 4, 16, 2**20
 BY_THE_STEP = ("share_moments", "scale_lr", "weigh_steps")  # switches, whatever links and steps are like
+# Memory that strategies take beside what DiLoCo takes for plain averaging, which whisper_tuner.model.memory counts.
+# Of a trained parameter in a checkpoint: the common value and this rank's, AdamW's moments, the strategy's own.
+CHECKPOINT_BYTES = 28
+# Bytes for each trained parameter, from peaks of two ranks with a random whisper-tiny that saved after each exchange.
+# Plain averaging and SPARTA took 37 of them, outer momentum 45, Adam 53; the server with momentum 55, with Adam 66;
+# islands 42, SPARTA-DiLoCo with outer momentum 50. Two bare ranks with the decoder of whisper-tiny took 38 to 43 for
+# plain averaging. Two bare ranks of 38 linear layers took 40 to 46 for plain averaging, 39 to 50 with share_moments, 47
+# to 60 with overlap_steps, 50 to 61 with both, 65 to 73 with wire = int8 as well; 54 to 63 with int8 or bf16 alone.
+OUTER_STATE = 8  # a number of the outer optimizer, and its copy while a checkpoint is written
+SERVER = 10  # new weights and new numbers of its outer optimizer, until they count
+ROUNDED = 20  # what was not sent yet, its copy in a checkpoint, and room for both with the sum of the next exchange
+# A rank's weights at the end of a round, while its exchange travels beside the steps' gradients, whose room stays; and
+# what it has made since with a copy, while a checkpoint is written.
+IN_FLIGHT = 16
+MOMENTS = 8  # own and mean second moments, a quarter of them, while they are summed, and what they leave in the heap
+DRAFT = 5  # own weights beside those that ranks share
+ALONE = -17  # nothing is kept to be sent, and checkpoints are far apart: 8 of the optimizer and 12 of a copy, and gaps
 PLAIN = DiLoCoConfig()  # it sends a float of each parameter, as AllReduce does in each step
 
 
@@ -99,11 +123,12 @@ def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
     if job.distribution.strategy != "diloco" or conditions.hosts == 1:
         return job, ""
     config = job.strategy_config(conditions.steps)
+    assert isinstance(config, DiLoCoConfig)
     conditions = conditions.of_worked_steps(job)
     step_s, spare = conditions.step_s, conditions.measured.spare_bytes
     counted = more_bytes(config, conditions.hosts)  # in what is spare
 
-    def takes(**settings: object) -> None:
+    def takes(**settings: Any) -> None:
         """Set what is open, if the memory is there."""
         nonlocal config
         names = {"H": "communication_interval"}
@@ -132,7 +157,11 @@ def chosen(job: Job, conditions: Conditions) -> tuple[Job, str]:
         usual = steps_in(conditions.exchange_s(config))
         takes(H=max(config.H, min(math.ceil(usual / HIDDEN), conditions.steps // FEWEST_ROUNDS)))
         takes(overlap_steps=min(usual, config.H - 1))
-    return _with(job, config), _told(config, conditions)
+    found = {name: str(getattr(config, name)).lower() for name in BY_THE_STEP}
+    found |= {"wire": config.wire, "overlap_steps": str(config.overlap_steps)} | job.strategy_settings
+    distribution = dataclasses.replace(job.distribution, communication_interval=config.H)
+    job = dataclasses.replace(job, distribution=distribution, strategy_settings=found)
+    return job, _told(config, conditions)
 
 
 def open_settings(job: Job) -> set[str]:
@@ -145,13 +174,6 @@ def open_settings(job: Job) -> set[str]:
 def may_choose(job: Job, hosts: int) -> bool:
     """Tell whether the time of a step would decide anything."""
     return hosts > 1 and bool(open_settings(job) - set(BY_THE_STEP))
-
-
-def _with(job: Job, config: DiLoCoConfig) -> Job:
-    settings = {name: str(getattr(config, name)).lower() for name in BY_THE_STEP}
-    settings |= {"wire": config.wire, "overlap_steps": str(config.overlap_steps)}
-    distribution = dataclasses.replace(job.distribution, communication_interval=config.H)
-    return dataclasses.replace(job, distribution=distribution, strategy_settings=settings | job.strategy_settings)
 
 
 def _told(config: DiLoCoConfig, conditions: Conditions) -> str:
@@ -171,3 +193,24 @@ def _told(config: DiLoCoConfig, conditions: Conditions) -> str:
     if (waiting := conditions.waiting(config)) > TOLD_WAITING:
         parts.append(f"they wait {100 * waiting:.0f} % of the time for the link: method = lora sends less")
     return "; ".join(parts)
+
+
+def more_bytes(config: StrategyConfig, ranks: int) -> int:
+    """Return the bytes for each trained parameter at the peak, beyond TRAINED_BYTES; below 0 where it takes less."""
+    if ranks == 1 and isinstance(config, AllReduceConfig):
+        return ALONE
+    found = 0
+    if isinstance(config, DiLoCoConfig):
+        states = 2  # numbers of each parameter: Adam's; another may keep fewer
+        if config.outer_optim == "sgd":
+            states = int(bool(config.outer_momentum))
+        if states:
+            found += OUTER_STATE * states + (SERVER if isinstance(config, ParameterServerConfig) else 0)
+        if config.wire != "float32":
+            found += ROUNDED
+        if config.overlap_steps and ranks > 1:
+            found += IN_FLIGHT
+        if config.share_moments and ranks > 1:
+            found += MOMENTS
+    in_islands = isinstance(config, FedAvgConfig) and config.island_size is not None
+    return found + (DRAFT if in_islands or isinstance(config, SPARTADiLoCoConfig) else 0)

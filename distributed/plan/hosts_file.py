@@ -1,42 +1,64 @@
-"""`distributed_hosts.json`: which machines train, and how SSH reaches them."""
+"""`distributed_hosts.json`: which machines train, and how SSH reaches them; and the address where their ranks meet."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
+import socket
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from posixpath import normpath
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from distributed.hosts.interfaces import addresses_of, own_interfaces, route_to
 from distributed.ssh.host import PROJECT_PATH, Host, Hosts
 from exogym.config import nearest
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.json_text import parse_json
 from whisper_tuner.paths import expanded
 
+if TYPE_CHECKING:  # `data check` reads a hosts file without paramiko
+    from distributed.ssh.connection import Remote
+
 HOSTS_FILE, EXAMPLE = "distributed_hosts.json", "distributed_hosts.example.json"
 TEXT = (r".*\S.*", "text", "Put it between quotes, or leave it out.")
 A_PATH = (r"(?!.*/\.\.(/|$))~?/.*[^/.].*", "a path from / or ~/")
 AT_HOME = "~ is the home folder on that machine."
 AN_ENVIRONMENT = f"For example {PROJECT_PATH}/.venv; {AT_HOME}"
-# Of a host, by key: the field of Host, what makes its value; what fits, in words, and what to do if it does not.
+
+
+class Key(NamedTuple):
+    """A key of a host: the field of Host, what makes its value; what fits, in words, and what to do if it does not.
+
+    A pattern is of texts; a range of whole numbers, and null is as good as nothing there.
+    """
+
+    field: str
+    made_by: Callable[[Any], Any]
+    fitting: str | range
+    words: str
+    what_helps: str
+
+
 KEYS = {
-    "host": (
+    "host": Key(
         "address",
         str,
         r"[^\s@/-][^\s@/]*",
         "an address",
         "For example 192.168.1.30. A user goes into 'ssh_user'.",
     ),
-    "ssh_user": ("user", str, *TEXT),
-    "ssh_key_path": ("key_path", expanded, *TEXT),
-    "python_env": ("python_env", normpath, *A_PATH, AN_ENVIRONMENT),
-    "project_path": ("project_path", normpath, *A_PATH, f"For example {PROJECT_PATH}; {AT_HOME}"),
-    "ssh_port": ("port", int, range(1, 65536), "a number from 1 to 65535", "Leave it out for SSH's own, 22."),
-    "interface": ("interface", str, *TEXT),
-    "device": ("device", str, r"auto|mps|cpu|cuda(:[0-9]+)?", "auto, mps, cuda or cpu", "Leave it out, or set auto."),
+    "ssh_user": Key("user", str, *TEXT),
+    "ssh_key_path": Key("key_path", expanded, *TEXT),
+    "python_env": Key("python_env", normpath, *A_PATH, AN_ENVIRONMENT),
+    "project_path": Key("project_path", normpath, *A_PATH, f"For example {PROJECT_PATH}; {AT_HOME}"),
+    "ssh_port": Key("port", int, range(1, 65536), "a number from 1 to 65535", "Leave it out for SSH's own, 22."),
+    "interface": Key("interface", str, *TEXT),
+    "device": Key(
+        "device", str, r"auto|mps|cpu|cuda(:[0-9]+)?", "auto, mps, cuda or cpu", "Leave it out, or set auto."
+    ),
 }
 HOST_KEYS = tuple(KEYS)
 DEFAULTS = ("ssh_user", "ssh_key_path", "python_env", "project_path")  # for all hosts that do not say otherwise
@@ -102,7 +124,7 @@ class _Reader:
             place = next(iter(told), "workers") if isinstance(told, dict) else where.partition("[")[0]
             raise self.wrong(f"{where} must be an address, or an object with a 'host'", place, remedy=remedy)
         self.check_keys(told, HOST_KEYS, f"{where}: ")
-        values = {KEYS[key][0]: self.value(key, value, where) for key, value in {**defaults, **told}.items()}
+        values = {KEYS[key].field: self.value(key, value, where) for key, value in {**defaults, **told}.items()}
         own = re.sub(r"[^\w.-]", "-", values["address"])
         host = Host(**values | {key: values[key].replace("{host}", own) for key in PATHS if key in values})
         if host.python_env == host.project_path:
@@ -110,15 +132,19 @@ class _Reader:
         return host
 
     def value(self, key: str, told: Any, where: str) -> Any:
-        _, made_by, fitting, words, what_helps = KEYS[key]
+        known = KEYS[key]
         place = told if key == "host" and isinstance(told, str) and told else key
         if isinstance(told, str) and not told.isprintable():
             what = f"{where}: {key!r} holds a character that cannot be seen: {told!a}"
             raise self.wrong(what, place, remedy="Type it again.")
-        if not _fits(told, fitting):
-            what = f"{where}: {key!r} must be {words}, not {json.dumps(told)}"
-            raise self.wrong(what, place, remedy=what_helps)
-        return told if told is None else made_by(told)
+        if isinstance(known.fitting, range):
+            fits = told is None or (type(told) is int and told in known.fitting)
+        else:
+            fits = isinstance(told, str) and re.fullmatch(known.fitting, told) is not None
+        if not fits:
+            what = f"{where}: {key!r} must be {known.words}, not {json.dumps(told)}"
+            raise self.wrong(what, place, remedy=known.what_helps)
+        return told if told is None else known.made_by(told)
 
     def check_keys(self, values: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
         for key in values:
@@ -145,8 +171,38 @@ class _Reader:
         return ConfigError(f"{self.path}{line}: {message}", remedy=remedy)
 
 
-def _fits(value: Any, fitting: str | range) -> bool:
-    """A range is of whole numbers, and null is as good as nothing; a pattern is of texts."""
-    if isinstance(fitting, range):
-        return value is None or (type(value) is int and value in fitting)
-    return isinstance(value, str) and re.fullmatch(fitting, value) is not None
+def meeting_address(hosts: Hosts, remotes: Sequence[Remote]) -> str:
+    """Return the address where the ranks meet: this machine's own IPv4 address towards the workers.
+
+    Raises ConfigError if this machine is not the master.
+    """
+    check_is_this_machine(hosts.master)
+    peer = hosts.workers[0].address if hosts.workers else "127.0.0.1"
+    if hosts.master.interface or not remotes:
+        return route_to(peer, interface=hosts.master.interface).address
+    return remotes[0].local_address or route_to(peer).address
+
+
+def address_towards(hosts: Hosts, remotes: Sequence[Remote]) -> str:
+    """Do the same, even if this is not the master, whose interface is then none of this machine's."""
+    try:
+        return meeting_address(hosts, remotes)
+    except ConfigError:
+        return meeting_address(dataclasses.replace(hosts, master=Host(address="localhost")), remotes)
+
+
+def check_is_this_machine(master: Host) -> None:
+    """Raise ConfigError unless `master` is the machine that this runs on: the launcher must run there."""
+    names = {socket.gethostname().lower(), socket.gethostname().split(".")[0].lower()}
+    names |= {name + ".local" for name in names} | {"localhost"}
+    if master.address.lower() in names:
+        return
+    own = {address for addresses in own_interfaces().values() for address in addresses}
+    found = addresses_of(master.address)
+    if not found & own:
+        where = f" ({', '.join(sorted(found))})" if found - {master.address} else ""
+        here = ", ".join(sorted(address for address in own if not address.startswith("127."))) or "127.0.0.1"
+        raise ConfigError(
+            f"master {master.address}{where} is not this machine",
+            remedy=f'Run this on {master.address}, or set "master" to this machine: {socket.gethostname()} or {here}.',
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from exogym.config import nearest, setting, validate
 from exogym.errors import SettingError
@@ -70,8 +71,8 @@ class Job:
 
     def strategy_config(self, total_steps: int) -> StrategyConfig:
         """Return the strategy's settings for a run of `total_steps` optimizer steps."""
-        profile, settings = self.profile, dict(self.strategy_settings)
-        settings |= {
+        profile = self.profile
+        settings: dict[str, Any] = self.strategy_settings | {
             "lr": profile.learning_rate,
             "weight_decay": profile.weight_decay,
             "max_norm": profile.max_grad_norm or None,

@@ -12,10 +12,13 @@ import os
 import types
 import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from exogym.config import hints_of, kind_of
 from whisper_tuner.errors import ConfigError
+from whisper_tuner.json_text import parse_json
+
+T = TypeVar("T")
 
 
 def json_of(instance: Any, **options: Any) -> str:
@@ -31,7 +34,7 @@ def build(hint: Any, data: Any, where: str) -> Any:
     if data is None and types.NoneType in typing.get_args(hint):
         return None
     hint = kind_of(hint)
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         read = getattr(hint, "read", None) or functools.partial(build_object, hint)
         return read(_exactly(dict, data, where), where)
     if typing.get_origin(hint) is tuple:
@@ -42,8 +45,21 @@ def build(hint: Any, data: Any, where: str) -> Any:
             raise ConfigError(f"{where}: an empty path")  # Path("") is the current folder
         return Path(_exactly(str, data, where))
     if hint is float and type(data) is int:
-        return _float(data, where)
+        number: int = data
+        try:
+            return float(number)
+        except OverflowError:
+            raise ConfigError(f"{where}: a number of {len(str(abs(number)))} digits") from None
     return _exactly(hint, data, where)
+
+
+def build_from_text(cls: type[T], text: str, where: str) -> T:
+    """Return a dataclass from its JSON. Raises ConfigError."""
+    try:
+        data = parse_json(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: not JSON: {error}") from None
+    return build(cls, data, where)
 
 
 def build_object(cls: type, data: dict[str, Any], where: str, **other_hints: Any) -> Any:
@@ -65,10 +81,3 @@ def _exactly(kind: type, value: Any, where: str) -> Any:
     if type(value) is not kind:
         raise ConfigError(f"{where}: expected {kind.__name__}, found {type(value).__name__}")
     return value
-
-
-def _float(number: int, where: str) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        raise ConfigError(f"{where}: a number of {len(str(abs(number)))} digits") from None

@@ -22,12 +22,10 @@ from whisper_tuner.errors import ConfigError
 from whisper_tuner.hub import check_model, model_folder
 from whisper_tuner.model.memory import shape_of, trained_parameters
 
-from .automatic import Conditions, Measured, chosen
-from .files import save_items
+from .automatic import CHECKPOINT_BYTES, Conditions, Measured, chosen
 from .job import Job
-from .launch import Launch, Rank
+from .launch import Launch, Rank, save_items
 from .run_spec import RunSpec
-from .strategy_memory import CHECKPOINT_BYTES
 
 ShowStatus = Callable[[str], AbstractContextManager]
 RECORDED = ("torch", "transformers", "peft", "numpy", "safetensors")
@@ -68,76 +66,30 @@ def prepare_run(
     `show_status` shows what takes its time. machine_workers: see RunSpec, for each of `hosts`. measured: asked once
     all has been checked; what the strategy's open settings go by, which keep their defaults without it.
     """
-    labels = tuple(host.address for host in hosts.all) if hosts else _local_labels(local_ranks)
-    profile = _with_threads(job.profile, local_ranks)
+    profile = job.profile
+    if hosts:
+        labels = tuple(host.address for host in hosts.all)
+    else:
+        labels = ("localhost",) if local_ranks == 1 else tuple(f"rank{number}" for number in range(local_ranks))
+    if local_ranks > 1 and not profile.num_threads:  # ranks of one machine share its cores
+        profile = dataclasses.replace(profile, num_threads=max(1, (os.cpu_count() or 1) // local_ranks))
     checked = _checked(profile, len(labels), run_dir, show_status)
     manifests = {kind: manifest for kind, manifest in checked.items() if kind != "test"}
     for kind, manifest in manifests.items():
         write_manifest(run_dir / f"{kind}.csv", manifest.samples)
-    shards = _shards(manifests, profile.shards or labels)
-    clips = len(manifests["train"].samples)
-    steps_per_epoch = steps_in_epoch(clips, len(shards["train"]), profile.batch_size, job.dealt_over)
+    shards = {kind: assign_shards(manifest.samples, profile.shards or labels) for kind, manifest in manifests.items()}
+    clips, shard_count = len(manifests["train"].samples), len(shards["train"])
+    steps_per_epoch = steps_in_epoch(clips, shard_count, profile.batch_size, job.dealt_over)
     all_steps = steps_per_epoch * profile.epochs
     total_steps = min(all_steps, profile.max_steps or all_steps)
-    conditions = _conditions(job, len(labels), total_steps, measured)
-    job, rounds = chosen(job, conditions) if conditions else (job, "")
-    spec = _common_spec(job, profile, labels, total_steps, run_dir, conditions)
-    sharing = machine_workers or [1 if hosts else len(labels)] * len(labels)
-    spec = _with_shares(spec, sharing if hosts else ())
-    ranks, items = _ranks(spec, hosts, sharing, manifests, shards, run_dir)
-    return Prepared(
-        launch=_launch(job, ranks, manifests, address, hosts),
-        items=items,
-        shards=shards["train"],
-        steps_per_epoch=steps_per_epoch,
-        total_steps=total_steps,
-        manifests=tuple(checked.values()),
-        rounds=rounds,
-    )
-
-
-def _conditions(job: Job, hosts: int, steps: int, measured: Callable[[], Measured] | None) -> Conditions | None:
-    """None where nothing is to be measured, or the model is of no known shape."""
-    shape = shape_of(str(model_folder(job.profile.base_model)))
-    if measured is None or shape is None:
-        return None
-    parameters = trained_parameters(shape, job.profile)
-    return Conditions(parameters=parameters, hosts=hosts, steps=steps, measured=measured())
-
-
-def _local_labels(ranks: int) -> tuple[str, ...]:
-    return ("localhost",) if ranks == 1 else tuple(f"rank{number}" for number in range(ranks))
-
-
-def _with_threads(profile: Profile, local_ranks: int) -> Profile:
-    """Ranks of one machine share its cores, unless the profile says how many threads each has."""
-    if local_ranks == 1 or profile.num_threads:
-        return profile
-    return dataclasses.replace(profile, num_threads=max(1, (os.cpu_count() or 1) // local_ranks))
-
-
-def _checked(profile: Profile, ranks: int, run_dir: Path, show_status: ShowStatus) -> dict[str, Manifest]:
-    """The manifests by kind, once model and data are known to be usable. Raises ConfigError, DataError, ModelError."""
-    if profile.shards and ranks > 1:
-        raise ConfigError("shards is for one machine that trains alone", remedy="Remove shards from the profile.")
-    check_model(profile)
-    with show_status("reading the manifests, and the headers of the audio"):
-        checked = check_data(profile, run_dir, PROJECT / STORE)
-    model_folder(profile.base_model, show=True)  # a download may take long: in sight, before any worker waits for it
-    return checked
-
-
-def _common_spec(
-    job: Job,
-    profile: Profile,
-    labels: tuple[str, ...],
-    total_steps: int,
-    run_dir: Path,
-    conditions: Conditions | None,
-) -> RunSpec:
-    """What all ranks are told alike; the files are still the user's own."""
+    conditions, rounds = None, ""
+    shape = shape_of(str(model_folder(profile.base_model)))
+    if measured and shape:  # else the defaults stay
+        parameters = trained_parameters(shape, profile)
+        conditions = Conditions(parameters=parameters, hosts=len(labels), steps=total_steps, measured=measured())
+        job, rounds = chosen(job, conditions)
     interval = profile.checkpoint_interval or _checkpoint_interval(job, total_steps, conditions)
-    return RunSpec(
+    spec = RunSpec(  # what all ranks are told alike; the files are still the user's own
         run_id=run_dir.name,
         run_dir=str(run_dir),
         cache_dir=str(PROJECT / STORE / "cache"),
@@ -149,30 +101,31 @@ def _common_spec(
         shares=job.distribution.shares,
         shares_open="shares" not in job.origin and job.distribution.shares == "auto",
     )
+    sharing = machine_workers or [1 if hosts else len(labels)] * len(labels)
+    ranks, items = _ranks(_with_shares(spec, sharing if hosts else ()), hosts, sharing, manifests, shards, run_dir)
+    return Prepared(
+        launch=_launch(job, ranks, manifests, address, hosts),
+        items=items,
+        shards=shards["train"],
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps,
+        manifests=tuple(checked.values()),
+        rounds=rounds,
+    )
 
 
-def _with_shares(spec: RunSpec, machine_workers: Sequence[int]) -> RunSpec:
-    """machine_workers: of each host; none without hosts. Where ranks share a machine, the speed of one is the others'
-    doing.
+def _checked(profile: Profile, ranks: int, run_dir: Path, show_status: ShowStatus) -> dict[str, Manifest]:
+    """Return the manifests by kind, once model and data are known to be usable.
+
+    Raises ConfigError, DataError, ModelError.
     """
-    if not spec.shares_open:
-        return spec
-    return dataclasses.replace(spec, shares="auto" if {*machine_workers} == {1} else "fixed")
-
-
-def _checkpoint_interval(job: Job, total_steps: int, conditions: Conditions | None) -> int:
-    """Rounds between checkpoints: so that an interruption of all hosts costs about a twentieth of a run, or a few
-    steps; and with DiLoCo, where the time of a step is known, no more of them than they are worth.
-
-    By Young's rule (1974) most is saved where they are sqrt(2 x the time of one x the time to an interruption) apart.
-    """
-    config = job.strategy_config(total_steps)
-    rounds = max(round(total_steps / config.steps_in_round / 20), math.ceil(FEW_STEPS / config.steps_in_round), 1)
-    if job.distribution.strategy != "diloco" or conditions is None or not conditions.measured.step_s:
-        return rounds
-    one_s = CHECKPOINT_BYTES * conditions.parameters / COPIED
-    round_s = conditions.of_worked_steps(job).round_s(config)
-    return max(rounds, round(math.sqrt(2 * one_s * UNBROKEN_S) / round_s))
+    if profile.shards and ranks > 1:
+        raise ConfigError("shards is for one machine that trains alone", remedy="Remove shards from the profile.")
+    check_model(profile)
+    with show_status("reading the manifests, and the headers of the audio"):
+        checked = check_data(profile, run_dir, PROJECT / STORE)
+    model_folder(profile.base_model, show=True)  # a download may take long: in sight, before any worker waits for it
+    return checked
 
 
 def _launch(
@@ -193,30 +146,49 @@ def _launch(
     )
 
 
+def _with_shares(spec: RunSpec, machine_workers: Sequence[int]) -> RunSpec:
+    """Settle whether speeds count: where ranks share a machine, the speed of one is the others' doing.
+
+    machine_workers: of each host; none without hosts.
+    """
+    if not spec.shares_open:
+        return spec
+    return dataclasses.replace(spec, shares="auto" if {*machine_workers} == {1} else "fixed")
+
+
+def _checkpoint_interval(job: Job, total_steps: int, conditions: Conditions | None) -> int:
+    """Return the rounds between checkpoints: an interruption of all hosts is to cost about a twentieth of a run, or a
+    few steps; and with DiLoCo, where the time of a step is known, no more of them than they are worth.
+
+    By Young's rule (1974) most is saved where they are sqrt(2 x the time of one x the time to an interruption) apart.
+    """
+    config = job.strategy_config(total_steps)
+    rounds = max(round(total_steps / config.steps_in_round / 20), math.ceil(FEW_STEPS / config.steps_in_round), 1)
+    if job.distribution.strategy != "diloco" or conditions is None or not conditions.measured.step_s:
+        return rounds
+    one_s = CHECKPOINT_BYTES * conditions.parameters / COPIED
+    round_s = conditions.of_worked_steps(job).round_s(config)
+    return max(rounds, round(math.sqrt(2 * one_s * UNBROKEN_S) / round_s))
+
+
 def rehost(
     launch: Launch, hosts: Hosts, run_dir: Path, machine_workers: Sequence[int]
 ) -> tuple[Launch, dict[str, list[SyncItem]]]:
-    """The same run on other hosts, or on the same ones with other settings: run.json, and each host's files.
+    """Return run.json and each host's files for the run on other hosts, or on the same ones with other settings.
 
     Nothing of the run is changed yet: see `change_hosts`. Raises RunError, DataError.
     """
     labels = tuple(host.address for host in hosts.all)
-    manifests = {kind: _manifest_of(run_dir, kind, Path(path)) for kind, path in launch.manifests.items()}
+    manifests = {}
+    for kind, users_own in launch.manifests.items():
+        # The rows that the run began with, also where a clip is gone by now: all ranks must have the same list.
+        samples = load_manifest(run_dir / f"{kind}.csv", check_audio=False, no_speech=True).samples
+        manifests[kind] = Manifest(Path(users_own), samples, ())
+    shards = {kind: assign_shards(manifest.samples, labels) for kind, manifest in manifests.items()}
     spec = dataclasses.replace(launch.ranks[0].spec, world_size=len(labels), hosts=labels)
-    spec = _with_shares(spec, machine_workers)
-    ranks, items = _ranks(spec, hosts, machine_workers, manifests, _shards(manifests, labels), run_dir)
+    ranks, items = _ranks(_with_shares(spec, machine_workers), hosts, machine_workers, manifests, shards, run_dir)
     min_hosts = min(launch.min_hosts, len(labels))
     return dataclasses.replace(launch, ranks=ranks, master=hosts.master, min_hosts=min_hosts), items
-
-
-def _manifest_of(run_dir: Path, kind: str, users_own: Path) -> Manifest:
-    """The rows that the run began with, also where a clip is gone by now: all ranks must have the same list."""
-    return Manifest(users_own, load_manifest(run_dir / f"{kind}.csv", check_audio=False, no_speech=True).samples, ())
-
-
-def _shards(manifests: Mapping[str, Manifest], names: Sequence[str]) -> dict[str, list[list[Sample]]]:
-    """By kind, the shard that each of `names` begins with."""
-    return {kind: assign_shards(manifest.samples, names) for kind, manifest in manifests.items()}
 
 
 def _ranks(
@@ -227,8 +199,15 @@ def _ranks(
     shards: Mapping[str, list[list[Sample]]],
     run_dir: Path,
 ) -> tuple[tuple[Rank, ...], dict[str, list[SyncItem]]]:
-    """What each rank is told, and the files of each host but the master, which are remembered for later."""
+    """Return what each rank is told, and the files of each host but the master, which are remembered for later.
+
+    shards: by kind, the shard that each rank begins with.
+    """
     ranks, items = [], {}
+    profile = spec.known_profile
+    # This machine reads the run's own lists, which name the audio where the user has it.
+    validation = run_dir / "validation.csv" if profile.validation else None
+    here = dataclasses.replace(profile, train=run_dir / "train.csv", validation=validation, test=None)
     for number, label in enumerate(spec.hosts):
         own = dataclasses.replace(spec, rank=number, machine_workers=machine_workers[number])
         host = hosts.all[number] if hosts else None
@@ -237,16 +216,10 @@ def _ranks(
             own, items[host.address] = for_host(own, host, manifests, shard, run_dir)
             ranks.append(Rank(label=label, spec=own, host=host))
         else:
-            ranks.append(Rank(label=label, spec=_for_this_machine(own, host, run_dir)))
+            own = dataclasses.replace(own, profile=here)
+            ranks.append(Rank(label=label, spec=own.on(host) if host else own))
     save_items(run_dir, items, [item for kind, manifest in manifests.items() for item in audio_items(kind, manifest)])
     return tuple(ranks), items
-
-
-def _for_this_machine(spec: RunSpec, host: Host | None, run_dir: Path) -> RunSpec:
-    """It reads the run's own lists, which name the audio where the user has it."""
-    validation = run_dir / "validation.csv" if spec.profile.validation else None
-    profile = dataclasses.replace(spec.profile, train=run_dir / "train.csv", validation=validation, test=None)
-    return dataclasses.replace(spec, profile=profile, **_said_of(host))
 
 
 def for_host(
@@ -256,46 +229,37 @@ def for_host(
     shard: Mapping[str, Sequence[Sample]],
     run_dir: Path,
 ) -> tuple[RunSpec, list[SyncItem]]:
-    """One host's spec and files. Paths in the spec are relative to its project folder, where its worker runs.
+    """Return one host's spec and files. Paths in the spec are relative to its project folder, where its worker runs.
 
     manifests, shard: by kind, all clips of the run, and those that are sent to this host before it starts.
     """
-    model = model_folder(spec.profile.base_model)
+    model = model_folder(spec.known_profile.base_model)
     model_name = model_on_hosts(model)
     items, lists = [*code_items(), *folder_items(model, model_name)], {}
     for kind, manifest in manifests.items():
-        listing = _list_for_hosts(kind, manifest, run_dir)
+        # The same list for every host: its names are relative, so that it can stand beside any host's audio.
+        listing = run_dir / f"{kind}-on-hosts.csv"
+        samples = [dataclasses.replace(s, audio=run_dir / _name_on_host(s, manifest)) for s in manifest.samples]
+        write_manifest(listing, samples)
+        lists[kind] = Path(_folder_on_hosts(kind, manifest)) / f"{kind}.csv"
+        items.append(SyncItem(local=listing, remote=str(lists[kind])))
         audio = {sample.audio for sample in shard[kind]}
-        items += [listing, *(item for item in audio_items(kind, manifest) if item.local in audio)]
-        lists[kind] = Path(listing.remote)
+        items += [item for item in audio_items(kind, manifest) if item.local in audio]
     profile = dataclasses.replace(
-        spec.profile,
+        spec.known_profile,
         base_model=model_name,
         train=lists["train"],
         validation=lists.get("validation"),
         test=None,
         runs_dir=Path("runs"),
     )
-    folders = {"run_dir": f"runs/{spec.run_id}", "cache_dir": f"{STORE}/cache"}
-    return dataclasses.replace(spec, profile=profile, **folders, **_said_of(host)), items
+    run_dir_there, cache_dir = f"runs/{spec.run_id}", f"{STORE}/cache"
+    return dataclasses.replace(spec, profile=profile, run_dir=run_dir_there, cache_dir=cache_dir).on(host), items
 
 
 def model_on_hosts(folder: Path) -> str:
-    """Where a host keeps it, from its project folder."""
+    """Name where a host keeps a model, from its project folder."""
     return f"{STORE}/models/{folder.name}-{_short_hash(str(folder))}"
-
-
-def _said_of(host: Host | None) -> dict[str, str]:
-    """What the hosts file says of a host that its worker has to know."""
-    return {"interface": (host and host.interface) or "", "device": (host and host.device) or ""}
-
-
-def _list_for_hosts(kind: str, manifest: Manifest, run_dir: Path) -> SyncItem:
-    """The same list for every host: its names are relative, so that it can stand beside any host's audio."""
-    listing = run_dir / f"{kind}-on-hosts.csv"
-    samples = [dataclasses.replace(s, audio=run_dir / _name_on_host(s, manifest)) for s in manifest.samples]
-    write_manifest(listing, samples)
-    return SyncItem(local=listing, remote=f"{_folder_on_hosts(kind, manifest)}/{kind}.csv")
 
 
 def _folder_on_hosts(kind: str, manifest: Manifest) -> str:
@@ -303,7 +267,7 @@ def _folder_on_hosts(kind: str, manifest: Manifest) -> str:
 
 
 def audio_items(kind: str, manifest: Manifest) -> list[SyncItem]:
-    """The clips of a manifest, in its order."""
+    """Return the clips of a manifest, in its order, with their names on hosts."""
     folder = _folder_on_hosts(kind, manifest)
     return [SyncItem(local=s.audio, remote=f"{folder}/{_name_on_host(s, manifest)}") for s in manifest.samples]
 

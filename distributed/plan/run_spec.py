@@ -1,18 +1,29 @@
-"""RunSpec: one rank's part of a run as JSON. It is all that a worker is told, and nothing in it is executable."""
+"""What a worker is told, as JSON; nothing in it is executable.
+
+RunSpec: one rank's part of a run. DecodeSpec: how clips are transcribed, here and by hosts that do a part of them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from distributed.ssh.host import Host
 from exogym.strategy import STRATEGIES, StrategyConfig
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.json_text import parse_json
 
-from .json_fields import build, build_object, json_of
+from .json_fields import build_from_text, build_object, json_of
+
+if TYPE_CHECKING:  # a host watches its stdin before it loads torch
+    from torch import nn
+    from transformers import WhisperProcessor
+
+    from whisper_tuner.data.feature_store import FeatureStore
+    from whisper_tuner.eval.evaluation import Transcript
 
 CHECKPOINTS = "checkpoints"  # in the run's folder on each host
 # In final/ of a run of a user's own model.
@@ -75,6 +86,16 @@ class RunSpec:
         return self.hosts[self.rank]
 
     @property
+    def known_profile(self) -> Profile:
+        """The profile of a run that is none of a user's own model."""
+        assert self.profile is not None
+        return self.profile
+
+    def on(self, host: Host) -> RunSpec:
+        """Return the spec with what the hosts file says of a host that its worker has to know."""
+        return dataclasses.replace(self, interface=host.interface or "", device=host.device or "")
+
+    @property
     def final(self) -> str:
         """The folder of the trained model below run_dir. On a host, where run_dir is relative, it has the rank's name:
         so it can never be another's, in whatever folder the host works."""
@@ -92,23 +113,69 @@ class RunSpec:
     @classmethod
     def from_json(cls, text: str) -> RunSpec:
         """Raises ConfigError naming the key that is missing, unknown or of the wrong type."""
-        try:
-            data = parse_json(text)
-        except ValueError as error:
-            raise ConfigError(f"run spec: not JSON: {error}") from None
-        return build(cls, data, "run spec")
+        return build_from_text(cls, text, "run spec")
 
     @classmethod
     def read(cls, data: dict[str, Any], where: str) -> RunSpec:
-        """From the fields as JSON has them, see json_fields. The class of `strategy_settings` goes by `strategy`."""
+        """Build it from the fields as JSON has them, see json_fields. `strategy_settings` has the strategy's class."""
         for key in () if data.get("bundle") else ("profile", "strategy_settings"):
             if data.get(key) is None:
                 raise ConfigError(f"{where}: no {key!r}, and no 'bundle'")
-        return build_object(cls, data, where, strategy_settings=_class_of_settings(data, where) | None)
+        name = data.get("strategy", "diloco")
+        if not isinstance(name, str) or name not in STRATEGIES:
+            raise ConfigError(f"{where}: unknown strategy {name!r}")
+        return build_object(cls, data, where, strategy_settings=STRATEGIES[name][0] | None)
 
 
-def _class_of_settings(spec: dict[str, Any], where: str) -> type[StrategyConfig]:
-    name = spec.get("strategy", "diloco")
-    if not isinstance(name, str) or name not in STRATEGIES:
-        raise ConfigError(f"{where}: unknown strategy {name!r}")
-    return STRATEGIES[name][0]
+BEFORE, AFTER = "before", "after"  # training: the two models of an evaluation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodeSpec:
+    """Paths start at the host's project folder. A model is there before the first clips that it is to transcribe.
+
+    after: an adapter is added to `before`. greedy: no text is decoded again. cache_dir: where log-mels are kept,
+    as fp16; "" if they are computed each time.
+    """
+
+    before: str
+    after: str = ""
+    cache_dir: str = ""
+    device: str | None = None
+    language: str | None = None
+    task: str | None = None
+    greedy: bool = False
+    batch_size: int = 8
+    num_threads: int = 0
+
+    def transcribe(
+        self,
+        model: nn.Module,
+        processor: WhisperProcessor,
+        clips: Sequence[Path],
+        *,
+        features: FeatureStore | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> list[Transcript]:
+        """Return what a loaded model writes for each audio file, in order."""
+        from whisper_tuner.eval import evaluation
+
+        return evaluation.transcribe(
+            model,
+            processor,
+            clips,
+            language=self.language,
+            task=self.task,
+            temperatures=evaluation.GREEDY if self.greedy else evaluation.FALLBACK,
+            batch_size=self.batch_size,
+            features=features,
+            progress=progress,
+        )
+
+    def to_json(self) -> str:
+        return json_of(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> DecodeSpec:
+        """Raises ConfigError."""
+        return build_from_text(cls, text, "decode spec")

@@ -1,22 +1,31 @@
-"""Finds runs: all of them, one by name, and how much faster they are than on one host."""
+"""Finds runs: all of them, one by name, how much faster they are than on one host, and which may be removed.
+
+Of no use any more are those without a model, and checkpoints that nobody will resume from.
+"""
 
 from __future__ import annotations
 
+import re
+import shutil
+import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from exogym.config import nearest
-from whisper_tuner.errors import ConfigError
+from whisper_tuner.errors import ConfigError, RunError
 from whisper_tuner.paths import expanded
 
-from .folder import date_in
-from .summary import FINISHED, RunSummary, read_run
+from .folder import date_in, disk_use, only_one
+from .summary import FAILED, FINISHED, INTERRUPTED, RUNNING, RunSummary, read_run
 
 SHOWN = 10
+UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+JUST_NOW_S = 600.0  # a run that looks as if it had been killed may be starting right now
 
 
 def run_dirs(folders: Iterable[Path]) -> list[Path]:
-    """The runs in these folders, newest first; links are not followed. Raises ConfigError."""
+    """Return the runs in these folders, newest first; links are not followed. Raises ConfigError."""
     found = []
     for folder in folders:
         try:
@@ -35,7 +44,7 @@ def _is_run(path: Path) -> bool:
 
 
 def find_run(name: str, folders: Sequence[Path]) -> Path:
-    """As `meant`, or by path. Raises ConfigError."""
+    """Find a run by path, or as `meant` does. Raises ConfigError."""
     runs = run_dirs(folders)
     names = [run.name for run in runs]
     path = expanded(name).absolute()
@@ -45,9 +54,9 @@ def find_run(name: str, folders: Sequence[Path]) -> Path:
 
 
 def meant(name: str, runs: Sequence[str], where: str, *, shown: int = SHOWN) -> str:
-    """Of these, newest first: by id, by an unambiguous beginning of it, or the newest as `last`. Raises ConfigError.
+    """Return the run that is named by its id, an unambiguous beginning of it, or `last`. Raises ConfigError.
 
-    shown: how many an error names.
+    runs: newest first. shown: how many an error names.
     """
     if name in runs:
         return name
@@ -64,9 +73,9 @@ def meant(name: str, runs: Sequence[str], where: str, *, shown: int = SHOWN) -> 
 
 
 def speed_ups(runs: Sequence[RunSummary]) -> list[float | None]:
-    """clips/s of each run over those of the fastest finished run of one rank that did the same work in the same folder.
+    """Divide each run's clips/s by those of the fastest finished run of one rank with the same work in the same folder.
 
-    None where there is nothing to compare.
+    Returns None where there is nothing to compare.
     """
     keys = [(run.path.parent, run.kind_of_work) if len(run.hosts) > 1 and run.base_model else None for run in runs]
     fastest: dict[tuple | None, float] = {}
@@ -77,3 +86,71 @@ def speed_ups(runs: Sequence[RunSummary]) -> list[float | None]:
             fastest[key] = max(fastest.get(key, 0.0), alone.clips_per_s or 0.0)
     speeds = [(run.clips_per_s, fastest.get(key)) for run, key in zip(runs, keys, strict=True)]
     return [mine / alone if mine and alone else None for mine, alone in speeds]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """One folder that may be removed, and why."""
+
+    run: RunSummary
+    path: Path
+    reason: str
+    size: int
+
+
+def age(text: str) -> float:
+    """Return the seconds of '30m', '12h', '7d' or '2w'. Raises ConfigError."""
+    match = re.fullmatch(r"(\d+)([mhdw])", text.strip())
+    if not match:
+        raise ConfigError(f"--older-than {text}: not an age", remedy="For example 12h, 7d or 2w.")
+    return int(match[1]) * UNITS[match[2]]
+
+
+def removals(runs: Sequence[RunSummary], *, keep: int = 0, older_than: float | None = None) -> list[Removal]:
+    """Find what may be removed of `runs`, which are newest first; the first `keep` stay.
+
+    A resumable run is removed only if `older_than` says so.
+    """
+    found, now = [], time.time()
+    for run in runs[keep:]:
+        idle = now - run.changed
+        wanted = run.resumable if older_than is None else idle < older_than
+        may_be_starting = run.state == FAILED and idle < JUST_NOW_S
+        if run.state not in (FINISHED, FAILED, INTERRUPTED) or wanted:
+            continue
+        if run.model:
+            folder = run.path / "checkpoints"
+            if run.checkpoints and not folder.is_symlink():
+                which = "a finished" if run.state == FINISHED else "an old"
+                reason = f"{len(run.checkpoints)} checkpoints of {which} run"
+                found.append(Removal(run=run, path=folder, reason=reason, size=disk_use(folder)[0]))
+        elif run.state != FINISHED and not may_be_starting:
+            at = "" if run.checkpoint_step is None else f" at step {run.checkpoint_step}"
+            reason = f"{run.state}, no model{f', resumable{at}' if run.resumable else ''}"
+            found.append(Removal(run=run, path=run.path, reason=reason, size=run.size))
+    return found
+
+
+def named_removals(runs: Sequence[RunSummary], folders: Sequence[Path]) -> list[Removal]:
+    """Return whole runs that the user named. Raises ConfigError for one that is running or lies elsewhere."""
+    inside = {folder.resolve() for folder in folders}
+    for run in runs:
+        if run.state == RUNNING:
+            raise ConfigError(f"{run.id} is running", remedy=f"Stop it first: multimac runs stop {run.id}")
+        if run.path.is_symlink() or run.path.parent.resolve() not in inside:
+            where = ", ".join(map(str, folders))
+            raise ConfigError(f"{run.path} is not in {where}", remedy="Name its folder with --runs-dir.")
+    reasons = {FINISHED: "named; finished, with its model"}
+    return [
+        Removal(run=run, path=run.path, reason=reasons.get(run.state, f"named; {run.state}"), size=run.size)
+        for run in runs
+    ]
+
+
+def remove(removal: Removal) -> None:
+    """Remove it. Raises RunError if the run was resumed in the meantime, or if the folder cannot be removed."""
+    with only_one(removal.run.path):
+        try:
+            shutil.rmtree(removal.path)
+        except OSError as error:
+            raise RunError(f"{error.filename}: {error.strerror}", remedy="Look at its permissions.") from None

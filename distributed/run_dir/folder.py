@@ -21,7 +21,7 @@ DISK_REMEDY = "Free some space, or choose another folder with runs_dir."
 
 @contextlib.contextmanager
 def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
-    """A new folder runs_dir/<date>-<time>-<name>; it is removed if preparing it fails, or unless it is to be kept."""
+    """Make a folder runs_dir/<date>-<time>-<name>; it is removed if preparing it fails, or unless it is to be kept."""
     runs_dir = runs_dir.absolute()
     folders = (runs_dir, *runs_dir.parents)
     there = next(folder for folder in folders if os.path.exists(folder))  # noqa: PTH110 - Path.exists raises for a long name
@@ -36,15 +36,9 @@ def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
     finally:
         if not keep:
             shutil.rmtree(path)
-            _remove_empty(runs_dir, there)
-
-
-def _remove_empty(folder: Path, there: Path) -> None:
-    """`folder` and those that hold it, below one that was there before, as far as nobody else uses them."""
-    with contextlib.suppress(OSError):
-        while folder != there:
-            folder.rmdir()
-            folder = folder.parent
+            with contextlib.suppress(OSError):  # of the folders that were made for it, those that nobody else uses
+                for folder in folders[: folders.index(there)]:
+                    folder.rmdir()
 
 
 def _create(runs_dir: Path, name: str) -> Path:
@@ -63,7 +57,7 @@ def _create(runs_dir: Path, name: str) -> Path:
 
 
 def date_in(name: str) -> float | None:
-    """When a run of this name was made."""
+    """Return when a run of this name was made."""
     try:
         return time.mktime(time.strptime(name[:15], STAMP))
     except (ValueError, OverflowError):
@@ -94,7 +88,7 @@ def only_one(run_dir: Path) -> Iterator[None]:
 
 
 def is_running(run_dir: Path) -> bool:
-    """Whether the launcher is alive: it holds an exclusive lock on run_dir/lock until its process ends."""
+    """Tell whether the launcher is alive: it holds an exclusive lock on run_dir/lock until its process ends."""
     try:
         handle = os.open(run_dir / "lock", os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -109,7 +103,7 @@ def is_running(run_dir: Path) -> bool:
 
 
 def launcher_pid(run_dir: Path) -> int | None:
-    """The process that holds the lock; None if it is not running."""
+    """Return the process that holds the lock; None if it is not running."""
     try:
         pid = int((run_dir / "lock").read_text())
     except (OSError, ValueError):
@@ -119,7 +113,7 @@ def launcher_pid(run_dir: Path) -> int | None:
 
 
 def disk_use(folder: Path) -> tuple[int, float]:
-    """Bytes of all files below, and when the newest changed; links are not followed."""
+    """Return the bytes of all files below, and when the newest changed; links are not followed."""
     size, changed = 0, folder.stat().st_mtime
     for place, folders, files in os.walk(folder):  # a running run removes folders; those are left out
         for name in (*folders, *files):

@@ -4,83 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from whisper_tuner.errors import ExitStatus
 from whisper_tuner.files import DISK
 from whisper_tuner.json_text import parse_json
 
-MOST = 1e15  # of bytes, steps or seconds: no run comes near it, and sums of such numbers stay finite
-
-
-def _number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < MOST
-
-
-def _count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < MOST
-
-
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_text, value))
-
-
-def _pairs(value: Any) -> bool:
-    return isinstance(value, list) and all(_texts(pair) and len(pair) == 2 for pair in value)
-
-
-def _status(value: Any) -> bool:
-    return _count(value) and value in set(ExitStatus)
-
-
-CHECKS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("time", "seconds", "seconds_communicating", "seconds_waiting", "loss", "lr", "wer"), _number),
-    "seconds_travelling": _number,
-    **dict.fromkeys(("step", "epoch", "round", "number", "total_steps", "samples", "bytes", "memory"), _count),
-    **dict.fromkeys(("min_hosts", "done", "total", "validations", "best_step"), _count),
-    **dict.fromkeys(("type", "host", "phase", "device", "reason", "what", "path", "model", "when", "message"), _text),
-    **{"given_up": _flag, "hosts": _texts, "pairs": _pairs, "status": _status},
-}
-# The fields that readers rely on; one with a question mark may be null or missing.
-COMMON = "time type host? step?"
-FIELDS = {
-    "phase": "phase hosts?",
-    "preparing": "host done total",
-    "start": "total_steps device",
-    "plan": "total_steps",
-    "shares": "step what",
-    "step": "host step epoch samples seconds loss? lr? bytes? memory? seconds_communicating? seconds_waiting?",
-    "round": "round step bytes? seconds? seconds_travelling?",
-    "stop": "step bytes? seconds?",
-    "validation": "step loss?",
-    "early_stop": "step validations total_steps",
-    "best": "best_step loss",
-    "resume": "host step round epoch",
-    "lost": "host reason given_up",
-    "generation": "number hosts",
-    "paused": "hosts min_hosts",
-    "orphaned": "hosts",
-    "apart": "pairs hosts",
-    "reached": "pairs",
-    "problem": "what",
-    "warning": "what",
-    "notice": "what",
-    "model": "path",
-    "report": "path",
-    "evaluating": "model done total",
-    "evaluation": "when wer",
-    "end": "status message",
-}
+from .events import Event, event_of
 
 
 class EventLog:
@@ -111,10 +41,18 @@ class EventLog:
         self._file.close()
 
 
-def read_events(path: Path, start: int = 0) -> tuple[list[dict], int]:
-    """Whole lines from byte `start` on, and where to go on from. A half-written last line is left for the next call.
+def decoded(line: bytes) -> Event | None:
+    """Return the event in a line; None for what is no JSON, or lacks a field that its type must have."""
+    try:
+        return event_of(parse_json(line))
+    except ValueError:
+        return None
 
-    Lines that are no events are left out.
+
+def new_events(path: Path, start: int = 0) -> tuple[list[Event], int]:
+    """Return the events from byte `start` on, and where to go on from. Lines that are no events are left out.
+
+    A half-written last line is left for the next call.
     """
     try:
         with path.open("rb") as file:
@@ -126,26 +64,62 @@ def read_events(path: Path, start: int = 0) -> tuple[list[dict], int]:
     return [event for line in whole.split(b"\n") if (event := decoded(line))], start + len(whole)
 
 
-def decoded(line: bytes) -> dict | None:
-    """The event in a line; None for what is no JSON, or lacks a field that its type must have.
+def read_events(path: Path, start: int = 0) -> tuple[list[dict], int]:
+    """Do the same as `new_events`, for readers of fields that an Event does not have: events as they are written."""
+    events, position = new_events(path, start)
+    return [event.written for event in events], position
 
-    A line that a disk has damaged may still be JSON. Of an event of an unknown type only the common fields are needed.
-    """
+
+@dataclass
+class Attempt:
+    """What one launcher wrote; a resumed run has several."""
+
+    steps: list[Event] = field(default_factory=list)
+    others: list[Event] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """The time from the beginning of the first step to the end of the last, over all ranks."""
+        if not self.steps:
+            return 0.0
+        return max(s.time for s in self.steps) - min(s.time - s.seconds for s in self.steps)
+
+    def of_type(self, *types: str) -> list[Event]:
+        return [event for event in self.others if event.type in types]
+
+
+@dataclass
+class RunEvents:
+    """A run's whole history. `left_out` tells of lines that cannot be read; "" if all can."""
+
+    attempts: list[Attempt] = field(default_factory=list)
+    left_out: str = ""
+
+    def of_type(self, *types: str) -> list[Event]:
+        return [event for attempt in self.attempts for event in attempt.of_type(*types)]
+
+
+def scan(path: Path) -> RunEvents:
+    """Read the whole file; without one the run has not begun. Raises OSError, and ValueError if no line can be read."""
     try:
-        event = parse_json(line)
-    except ValueError:
-        return None
-    if not isinstance(event, dict) or not isinstance(kind := event.get("type"), str):
-        return None
-    for field in f"{COMMON} {FIELDS.get(kind, '')}".split():
-        value = event.get(name := field.rstrip("?"))
-        if not (field.endswith("?") and value is None) and not CHECKS[name](value):
-            return None
-    return event
-
-
-def problem_line(event: dict) -> str:
-    """What a `problem`, a `warning` or a `notice` says to the user. The coordinator's warnings are about no host."""
-    if event["type"] == "problem":
-        return f"{event.get('host') or 'data'}: skipped: {event['what']}"
-    return f"{event['host']}: {event['what']}" if event.get("host") else event["what"]
+        *lines, cut_short = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return RunEvents()
+    found, unreadable = RunEvents(), []
+    for number, line in enumerate(lines, 1):
+        event = decoded(line)
+        if event is None:
+            unreadable.append(number)
+            continue
+        if not found.attempts or (event.type == "phase" and "hosts" in event.written):  # a launcher has just started
+            if found.attempts and unreadable[-1:] == [number - 1]:
+                unreadable.pop()  # half a line, at which the launcher before it was killed
+            found.attempts.append(Attempt())
+        last = found.attempts[-1]
+        (last.steps if event.type == "step" else last.others).append(event)
+    if not found.attempts and (unreadable or cut_short):
+        raise ValueError(f"{path.name} holds no event that can be read")
+    if unreadable:
+        more = f", nor can {len(unreadable) - 1} more" if unreadable[1:] else ""
+        found.left_out = f"{path.name}:{unreadable[0]} cannot be read{more}: left out"
+    return found

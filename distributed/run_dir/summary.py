@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from typing import Any
 from whisper_tuner.errors import ExitStatus
 from whisper_tuner.json_text import parse_json
 
-from .figures import Attempt, Curves, HostFigures, RunEvents, figures, scan
+from .events import MOST, Event
 from .folder import date_in, disk_use, is_running
-from .log import MOST
+from .log import Attempt, RunEvents, scan
 
 REPORT = "report.html"  # in the run's folder
 RUNNING, FINISHED, INTERRUPTED, FAILED, BROKEN = "running", "finished", "interrupted", "failed", "broken"
@@ -23,6 +24,34 @@ NO_LAST_WORD = "the launcher ended without a last word (killed, or the machine w
 NO_RUN_JSON = "there is no run.json: it is being prepared, or was given up before it started"
 ONLY_A_MODEL = "its model was built by `runs recover`; what was asked and what happened is not in this folder"
 NOT_AS_WRITTEN = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)  # by a damaged JSON file
+Points = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFigures:
+    """One rank. `communicating` and `waiting` (for batches; seconds) are None where events do not tell.
+
+    memory: the most bytes that were held after a step: the accelerator's, or of a rank on the CPU its resident size.
+    """
+
+    name: str
+    device: str = ""
+    steps: int = 0
+    clips: int = 0
+    clips_per_s: float | None = None
+    communicating: float | None = None
+    waiting: float | None = None
+    bytes: int = 0
+    memory: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """(step, value); losses and rates are means over the ranks."""
+
+    loss: Points = ()
+    validation: Points = ()
+    lr: Points = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +107,7 @@ class RunSummary:
 
     @property
     def kind_of_work(self) -> tuple:
-        """Runs that are equal in this do the same computation for a clip, so their clips/s can be compared."""
+        """What runs are equal in that do the same computation for a clip, so that their clips/s can be compared."""
         keys = ("batch_size", "audio_context", "precision", "gradient_checkpointing", "training clips")
         named = self.settings.get("shards")  # of one rank: it takes a batch of each shard in every step
         shards = len(named) if isinstance(named, list) else 0
@@ -86,7 +115,7 @@ class RunSummary:
 
 
 def read_run(run_dir: Path, *, only_asked: bool = False) -> RunSummary:
-    """Never raises: what cannot be read makes the run `broken`, with the reason as its message.
+    """Read a run's folder. Never raises: what cannot be read makes the run `broken`, with the reason as its message.
 
     only_asked: without its events, and what it takes on the disk; they are nearly all of the work.
     """
@@ -94,7 +123,7 @@ def read_run(run_dir: Path, *, only_asked: bool = False) -> RunSummary:
 
 
 def read_history(run_dir: Path, *, only_asked: bool = False, ended: bool = False) -> tuple[RunSummary, RunEvents]:
-    """The same, with the events that it was made of. ended: the launcher, if still there, has said its last word."""
+    """Do the same, and return the events it was made of. ended: the launcher, if it lives, has said its last word."""
     events = RunEvents()
     size, changed = 0, 0.0
     if not only_asked:
@@ -118,59 +147,56 @@ def read_history(run_dir: Path, *, only_asked: bool = False, ended: bool = False
 
 
 def _asked(run_dir: Path) -> dict[str, Any]:
-    """The fields that run.json tells. Raises OSError, and ValueError with the reason.
+    """Return the fields that run.json tells. Raises OSError, and ValueError with the reason.
 
-    Versions of this program differ in what they write: only what a run cannot lack is required.
+    settings: every one that may differ between two runs. Versions of this program differ in what they write: only what
+    a run cannot lack is required.
     """
     try:
-        fields = _fields(parse_json((run_dir / "run.json").read_text(encoding="utf-8")))
+        asked = parse_json((run_dir / "run.json").read_text(encoding="utf-8"))
+        ranks, test, created = asked["ranks"], asked.get("test"), asked.get("created")
+        spec = ranks[0]["spec"]
+        strategy, profile = spec["strategy"], spec.get("profile") or {}
+        words = {"name": asked["name"], "test": test, "strategy": strategy}
+        words |= {key: profile.get(key) for key in ("method", "base_model", "language", "task")}
+        settings = {key: value for key, value in profile.items() if key not in ("train", "validation", "test")}
+        settings |= {"test": test, "strategy": strategy}
+        chosen = spec.get("strategy_settings") or {}
+        settings |= {f"{strategy}: {key}": value for key, value in chosen.items() if value is not None}
+        fields = {
+            **{key: _text(value) for key, value in words.items()},
+            "hosts": tuple(_text(rank["label"]) for rank in ranks),
+            "over_ssh": any(rank.get("host") for rank in ranks),
+            "versions": dict(asked.get("versions") or {}),
+            "settings": settings | {"training clips": _clips_list(run_dir)},
+        }
+        if isinstance(created, int | float) and 0 < created < MOST:
+            fields["created"] = float(created)
+        return fields
     except FileNotFoundError:
         raise ValueError(NO_RUN_JSON) from None
     except NOT_AS_WRITTEN:
         raise ValueError("run.json is damaged") from None
-    fields["settings"]["training clips"] = _clips_list(run_dir)
-    return fields
-
-
-def _fields(asked: dict[str, Any]) -> dict[str, Any]:
-    """settings: every one that may differ between two runs."""
-    ranks, test, created = asked["ranks"], asked.get("test"), asked.get("created")
-    spec = ranks[0]["spec"]
-    strategy, profile = spec["strategy"], spec.get("profile") or {}
-    words = {"name": asked["name"], "test": test, "strategy": strategy}
-    words |= {key: profile.get(key) for key in ("method", "base_model", "language", "task")}
-    settings = {key: value for key, value in profile.items() if key not in ("train", "validation", "test")}
-    settings |= {"test": test, "strategy": strategy}
-    chosen = spec.get("strategy_settings") or {}
-    settings |= {f"{strategy}: {key}": value for key, value in chosen.items() if value is not None}
-    is_a_time = isinstance(created, int | float) and 0 < created < MOST
-    return {
-        **({"created": float(created)} if is_a_time else {}),
-        **{key: _text(value) for key, value in words.items()},
-        "hosts": tuple(_text(rank["label"]) for rank in ranks),
-        "over_ssh": any(rank.get("host") for rank in ranks),
-        "versions": dict(asked.get("versions") or {}),
-        "settings": settings,
-    }
 
 
 def _text(value: Any) -> str:
+    """Raise TypeError for what is neither a text nor null."""
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value or ""
 
 
 def _state(run_dir: Path, attempts: Sequence[Attempt], *, ended: bool) -> tuple[str, str]:
-    """With the message of its end, or what it is doing now."""
+    """Return a run's state, with the message of its end, or what it is doing now."""
     last = attempts[-1] if attempts else Attempt()
     if not ended and is_running(run_dir):
-        phase = next((event["phase"] for event in reversed(last.of_type("phase"))), "")
+        phase = next((event.phase for event in reversed(last.of_type("phase"))), "")
         return RUNNING, "training" if last.steps and phase != "evaluate" else phase
     ends = last.of_type("end")
     if not ends:
         return FAILED, NO_LAST_WORD if attempts else "it never started: see launcher.log"
     states = {ExitStatus.OK: FINISHED, ExitStatus.INTERRUPTED: INTERRUPTED}
-    return states.get(ends[-1]["status"], FAILED), ends[-1]["message"]
+    return states.get(ends[-1].status, FAILED), ends[-1].message
 
 
 def _on_disk(run_dir: Path, events: RunEvents) -> dict[str, Any]:
@@ -178,7 +204,7 @@ def _on_disk(run_dir: Path, events: RunEvents) -> dict[str, Any]:
     found: list[Path] = []
     with contextlib.suppress(FileNotFoundError):  # a running run drops old ones, and at its end all
         found = sorted(path for path in folder.glob("[0-9]*") if any(path.glob("*.json")))
-    saved = [event.get("step") for event in events.of_type("checkpoint")]
+    saved = [event.step for event in events.of_type("checkpoint")]
     return {
         "model": _model_in(run_dir),
         "report": report if report.is_file() else None,
@@ -193,10 +219,120 @@ def _model_in(run_dir: Path) -> Path | None:
 
 
 def _clips_list(run_dir: Path) -> str:
-    """How many clips were trained on, and a mark that is the same for two lists of the same rows."""
+    """Tell how many clips were trained on, with a mark that is the same for two lists of the same rows."""
     try:
         data = (run_dir / "train.csv").read_bytes()
     except OSError:
         return ""
     rows = max(0, data.count(b"\n") - 1)
     return f"{rows} (list {hashlib.sha256(data).hexdigest()[:6]})"
+
+
+def figures(events: RunEvents) -> dict[str, Any]:
+    """Return the fields of a RunSummary that events tell."""
+    steps: list[Event] = []
+    others: list[Event] = []
+    for attempt in events.attempts:  # what a resumed run did again replaces what it had done before
+        if attempt.steps:
+            first = min(step.step for step in attempt.steps)
+            steps = [step for step in steps if step.step < first]
+            others = [event for event in others if not event.step or event.step < first]
+        steps += attempt.steps
+        others += attempt.others
+    all_steps = [step for attempt in events.attempts for step in attempt.steps]
+    seconds = sum(attempt.seconds for attempt in events.attempts)
+    named = [name for event in events.of_type("phase") for name in event.hosts]
+    hosts = [_host(name, events.attempts) for name in dict.fromkeys([*named, *(step.host or "" for step in all_steps)])]
+    planned = [event for event in others if event.type == "plan"] or events.of_type("start")
+    rates = {event.when: event.wer for event in events.of_type("evaluation")}
+    return {
+        "steps": max((step.step for step in steps), default=0),
+        "total_steps": planned[-1].total_steps if planned else 0,
+        "lost": dict(Counter(event.host for event in events.of_type("lost"))),
+        "apart": dict(_apart(events.attempts)),
+        "rounds": max((event.round for event in others if event.type == "round"), default=0),
+        "clips": sum(step.samples for step in steps),
+        "seconds": seconds,
+        "clips_per_s": _rate(all_steps, seconds),
+        "bytes": sum(host.bytes for host in hosts),
+        "attempts": len(events.attempts),
+        "wer_before": rates.get("before"),
+        "wer_after": rates.get("after"),
+        "problems": tuple(dict.fromkeys(event.line for event in events.of_type("problem", "warning"))),
+        "per_host": tuple(hosts),
+        "curves": Curves(
+            loss=_means((step.step, step.loss) for step in steps),
+            lr=_means((step.step, step.lr) for step in steps),
+            validation=_means((event.step, event.loss) for event in others if event.type == "validation"),
+        ),
+    }
+
+
+def _apart(attempts: Sequence[Attempt]) -> Counter[tuple[str, str]]:
+    """Count how often each pair of hosts came apart; an event also names pairs that were apart before it."""
+    found: Counter[tuple[str, str]] = Counter()
+    for attempt in attempts:
+        now: set[tuple[str, str]] = set()
+        for event in attempt.of_type("apart", "reached"):
+            named = {(one, other) for one, other in event.pairs}
+            found.update(named - now if event.type == "apart" else ())
+            now = now | named if event.type == "apart" else now - named
+    return found
+
+
+def _host(name: str, attempts: Sequence[Attempt]) -> HostFigures:
+    own = [
+        Attempt(*([event for event in events if event.host == name] for events in (attempt.steps, attempt.others)))
+        for attempt in attempts
+    ]
+    steps = [step for attempt in own for step in attempt.steps]
+    devices = [event.device for attempt in own for event in attempt.of_type("start")]
+    exchanged = [_exchanged(attempt) for attempt in own]
+    told = [seconds for _, seconds in exchanged if seconds is not None]
+    waited = [step.seconds_waiting for step in steps if step.seconds_waiting is not None]
+    return HostFigures(
+        name=name,
+        device=devices[-1] if devices else "",
+        steps=max((step.step for step in steps), default=0),
+        clips=sum(step.samples for step in steps),
+        clips_per_s=_rate(steps, sum(step.seconds for step in steps)),
+        communicating=sum(told) if told else None,
+        waiting=sum(waited) if waited else None,
+        bytes=sum(sent for sent, _ in exchanged),
+        memory=max((step.memory for step in steps), default=0),
+    )
+
+
+def _rate(steps: Sequence[Event], seconds: float) -> float | None:
+    """Return clips a second; None where a damaged line makes that infinite."""
+    return sum(step.samples for step in steps) / seconds if seconds > 1e-6 else None
+
+
+def _exchanged(attempt: Attempt) -> tuple[int, float | None]:
+    """Return the bytes that one host sent, and the seconds that it spent in exchanges; None if events do not tell.
+
+    A step's event has the bytes of the round that it ended, so each counts once; the last round of a run comes after
+    its last step, whose event lacks them. Only a step that ended with an exchange which is no round tells its seconds.
+    """
+    sent = {step.step: step.bytes for step in attempt.steps if step.bytes}
+    told = [(step.step, seconds) for step in attempt.steps if (seconds := step.seconds_communicating) is not None]
+    without_round = {step for step, _ in told}
+    rounds = attempt.of_type("round")
+    for event in attempt.of_type("round", "stop"):
+        if event.step not in sent:
+            sent[event.step] = event.bytes
+        elif event.type == "round" and event.step in without_round:
+            sent[event.step] += event.bytes
+    if not told and not rounds:
+        return sum(sent.values()), None  # a stop's seconds alone are no measure of all steps
+    ends = [*rounds, *(stop for stop in attempt.of_type("stop") if stop.step not in without_round)]
+    return sum(sent.values()), sum(seconds for _, seconds in told) + sum(event.seconds for event in ends)
+
+
+def _means(values: Iterable[tuple[int, float | None]]) -> Points:
+    """Return the mean of each step's values."""
+    by_step: dict[int, list[float]] = {}
+    for step, value in values:
+        if value is not None:
+            by_step.setdefault(step, []).append(value)
+    return tuple((float(step), sum(found) / len(found)) for step, found in sorted(by_step.items()))

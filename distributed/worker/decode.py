@@ -18,7 +18,7 @@ from distributed.control.messages import send_event
 from distributed.control.timeouts import Timeouts
 from distributed.hosts.agent.files import hold
 from distributed.hosts.keep_awake import keep_awake
-from distributed.plan.decode_spec import AFTER, DecodeSpec
+from distributed.plan.run_spec import AFTER, DecodeSpec
 from whisper_tuner.json_text import parse_json
 
 

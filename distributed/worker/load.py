@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_model
 from torch import nn
 
+from distributed.plan.automatic import more_bytes
 from distributed.plan.run_spec import CHECKPOINTS, RESULT, WEIGHTS, RunSpec
-from distributed.plan.strategy_memory import more_bytes
 from exogym import device as devices
 from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import FitSettings

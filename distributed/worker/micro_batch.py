@@ -139,7 +139,7 @@ def fit_into_memory(
 ) -> None:
     """Measure steps of the longest clips; where a batch of them takes more than this worker's share, cut it up.
 
-    more_bytes: see strategy_memory.py. Gradients are weighted by tokens and added up, so that the parts are to the
+    more_bytes: see plan/automatic.py. Gradients are weighted by tokens and added up, so that the parts are to the
     optimizer what the batch was. Afterwards the model is on the device that trains; nothing else of it is changed, but
     where one clip would not fit it does without the activations that it keeps. Raises TooLittleMemory.
     """

@@ -11,8 +11,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from distributed.hosts.paths import PROJECT, STORE
-from distributed.run_dir.clean import Removal, age, named_removals, removals, remove
-from distributed.run_dir.find import find_run, run_dirs
+from distributed.run_dir.find import Removal, age, find_run, named_removals, removals, remove, run_dirs
 from distributed.run_dir.folder import disk_use
 from distributed.run_dir.summary import RUNNING, read_run
 from multimac.view.models import folders_of

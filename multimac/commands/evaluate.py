@@ -16,8 +16,16 @@ from distributed.hosts.paths import PROJECT, STORE
 from distributed.launcher.evaluate import summary
 from exogym import device as devices
 from exogym.config import nearest
-from multimac.view.candidates import Candidate, candidates, check_models, labels
-from multimac.view.error_rates import Measured, name_doubtful, rates_table, show_worst
+from multimac.view.error_rates import (
+    Candidate,
+    Measured,
+    candidates,
+    check_models,
+    labels,
+    name_doubtful,
+    rates_table,
+    show_worst,
+)
 from multimac.view.models import fetch_model, model_named
 from multimac.view.progress import counting, working
 from multimac.view.terminal import Console

@@ -17,7 +17,7 @@ from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.run_dir.folder import disk_use
 from distributed.run_dir.summary import RunSummary, read_run
-from multimac.report.model_card import card
+from multimac.report.measured import card
 from multimac.view.models import fetch_model, model_named, origin_of, slug
 from multimac.view.progress import counting, working
 from multimac.view.terminal import Console

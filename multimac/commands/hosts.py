@@ -17,10 +17,9 @@ from distributed.checkup.preflight import Report, preflight, shared_folders
 from distributed.hosts.environment import setup
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.sync import AUDIO, KINDS, holdings
-from distributed.plan.hosts_file import load_hosts
+from distributed.plan.hosts_file import check_is_this_machine, load_hosts
 from distributed.plan.job import resolve
 from distributed.plan.prepare import prepare_run
-from distributed.plan.rendezvous import check_is_this_machine
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, Hosts
 from distributed.ssh.machine import on_each

@@ -8,11 +8,9 @@ from pathlib import Path
 
 from distributed.checkup.preflight import preflight
 from distributed.hosts.paths import PROJECT
-from distributed.plan.change_hosts import change_hosts
-from distributed.plan.hosts_file import load_hosts
-from distributed.plan.launch import Launch
+from distributed.plan.hosts_file import load_hosts, meeting_address
+from distributed.plan.launch import Launch, change_hosts
 from distributed.plan.prepare import rehost
-from distributed.plan.rendezvous import meeting_address
 from distributed.run_dir.find import find_run
 from distributed.run_dir.folder import is_running
 from distributed.run_dir.summary import FINISHED, read_run

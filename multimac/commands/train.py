@@ -20,10 +20,9 @@ from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.hosts.sync import lacking
 from distributed.plan.automatic import Measured, may_choose
-from distributed.plan.hosts_file import EXAMPLE, HOSTS_FILE, load_hosts
+from distributed.plan.hosts_file import EXAMPLE, HOSTS_FILE, load_hosts, meeting_address
 from distributed.plan.job import BESIDE, Job, resolve
 from distributed.plan.prepare import Prepared, prepare_run
-from distributed.plan.rendezvous import meeting_address
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts
 from multimac.view.preflight_view import show_preflight

@@ -13,7 +13,7 @@ def main(run_dir: Path) -> int:
     """Prints the report's path; nothing for a run that has trained no step; or the reason, with status 1."""
     try:
         found = contents(run_dir, ended=True)
-        if found.run.steps:
+        if found["run"].steps:
             print(write_report(found))
         return 0
     except Exception as error:

@@ -12,8 +12,7 @@ from whisper_tuner.data.checks.finding import Finding, Kind
 from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.files import write_atomically, write_table
 
-from .players import BARS, Player, Players, wave
-from .template import Private, rendered, told_as_run_error
+from .template import BARS, Player, Players, Private, rendered, told_as_run_error, wave
 
 CSV, JSON = "findings.csv", "findings.json"
 COLUMNS = ("severity", "kind", "part", "manifest", "line", "id", "rows", "what", "text", "audio", "remedy")
@@ -37,7 +36,7 @@ def write(
     every = [record(one) for _, rows in findings for one in rows]
     with told_as_run_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        write_table(folder / CSV, COLUMNS, (row.values() for row in every))
+        write_table(folder / CSV, COLUMNS, ([*row.values()] for row in every))
         counts = {kind.name: sum(one.rows for one in rows) for kind, rows in findings}
         told = {"counts": counts, "findings": every}
         write_atomically(folder / JSON, json.dumps(told, indent=1) + "\n", durable=False)
@@ -72,7 +71,7 @@ def _page(
             "what": private.text(one.what),
             "seconds": one.seconds,
             "player": player,
-            "wave": wave(one.audio) if player.address else "",
+            "wave": wave(one.audio) if one.audio and player.address else "",
         }
 
     contradicted = [{"clip": shown(one), "heard": text[:TEXT], "cer": cer} for one, text, cer in heard]

@@ -1,15 +1,19 @@
-"""What was measured of a run's models: error rates of each test set, of each speaker, and the worst clips."""
+"""What was measured of a run's models: error rates of each test set, of each speaker, and the worst clips.
+
+Also a model card, `README.md` with a header that the Hugging Face hub reads.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distributed.run_dir.summary import RunSummary
-from multimac.view.models import slug
+from multimac.view.models import file_name, slug
 from whisper_tuner.data.formats.layouts import part_of
 from whisper_tuner.data.formats.lists import SUFFIXES
 from whisper_tuner.data.formats.rows import ID_COLUMNS, LANGUAGE_COLUMNS, SPEAKER_COLUMNS, BadRow, cell
@@ -18,11 +22,15 @@ from whisper_tuner.eval.predictions import PREDICTIONS
 from whisper_tuner.eval.wer import Difference, Interval, wer_difference, wer_interval
 from whisper_tuner.files import read_table
 from whisper_tuner.paths import expanded
+from whisper_tuner.text import counted
+
+from .asked import listed_clips
 
 SPEAKERS_SHOWN = 40
 BASE, FINAL = "base", "final"
 CROPPED = "-cropped"  # ends a folder of `evaluate --audio-context cropped`
 FEW_CLIPS = 30
+METHODS = {"lora": "LoRA, merged", "full": "all weights"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +108,13 @@ def tests_of(run: RunSummary, worst_clips: int) -> list[Test]:
     found = []
     for folder in folders:
         for cropped in (False, True):
-            models = _models(folder, cropped=cropped)
-            if models:
+            models: dict[str, list[Clip]] = {}
+            for path in sorted(folder.glob(f"*/{PREDICTIONS}")):
+                name = path.parent.name
+                if name.endswith(CROPPED) == cropped and (clips := read_predictions(path)):
+                    models[name.removesuffix(CROPPED)] = clips
+            if models:  # the untouched one first
+                models = dict(sorted(models.items(), key=lambda item: (item[0] != BASE, item[0] != FINAL, item[0])))
                 found.append((folder, models, cropped))
     each = max(1, worst_clips // len(found)) if found else 0
     tests = [_test(run, *one, each) for one in found]
@@ -110,16 +123,6 @@ def tests_of(run: RunSummary, worst_clips: int) -> list[Test]:
     if rates and not any(folder.name == own for folder in folders):  # its predictions are gone: events tell the rates
         tests.insert(0, Test(name=Path(run.test).name, rates=rates))
     return tests
-
-
-def _models(folder: Path, *, cropped: bool) -> dict[str, list[Clip]]:
-    """Read what each model wrote, the untouched one first."""
-    found = {}
-    for path in sorted(folder.glob(f"*/{PREDICTIONS}")):
-        name = path.parent.name
-        if name.endswith(CROPPED) == cropped and (clips := read_predictions(path)):
-            found[name.removesuffix(CROPPED)] = clips
-    return dict(sorted(found.items(), key=lambda item: (item[0] != BASE, item[0] != FINAL, item[0])))
 
 
 def read_predictions(path: Path) -> list[Clip]:
@@ -146,7 +149,11 @@ def read_predictions(path: Path) -> list[Clip]:
 def _test(run: RunSummary, folder: Path, models: dict[str, list[Clip]], cropped: bool, worst_clips: int) -> Test:
     shown = FINAL if FINAL in models else next((name for name in reversed(models) if name != BASE), BASE)
     clips = models[shown]
-    manifest = Path(run.test) if run.test and Path(run.test).stem == folder.name else manifest_of(clips, folder.name)
+    if run.test and Path(run.test).stem == folder.name:
+        manifest: Path | None = Path(run.test)
+    else:  # a list of that name in a folder that a clip lies in: most manifests name their audio from there
+        lists = (above / f"{folder.name}{suffix}" for above in clips[0].audio.parents for suffix in SUFFIXES)
+        manifest = next((path for path in lists if path.is_file()), None)
     told = _told_by(manifest) if manifest else {}
 
     def completed(clip: Clip) -> Clip:
@@ -212,14 +219,7 @@ def _speakers(before: Sequence[Clip], after: Sequence[Clip]) -> list[SpeakerRate
         difference = _difference(own_after, own_before) if own_before and own_after else None
         clips = len(own_after or own_before)
         found.append(SpeakerRates(name=name, clips=clips, before=rates[0], after=rates[1], difference=difference))
-    return sorted(found, key=lambda speaker: -(speaker.after or speaker.before).wer)
-
-
-def manifest_of(clips: Sequence[Clip], stem: str) -> Path | None:
-    """Find a list named `stem` in a folder that a clip lies in: most manifests name their audio from there."""
-    folders = clips[0].audio.parents
-    paths = (folder / f"{stem}{suffix}" for folder in folders for suffix in SUFFIXES)
-    return next((path for path in paths if path.is_file()), None)
+    return sorted(found, key=lambda speaker: -shown.wer if (shown := speaker.after or speaker.before) else 0.0)
 
 
 def _told_by(manifest: Path) -> dict[str, tuple[str, str]]:
@@ -242,3 +242,48 @@ def _label(name: str, clips: Sequence[Clip]) -> str:
         if prefix and name.startswith(f"{prefix}-"):
             return name.removeprefix(f"{prefix}-")
     return name
+
+
+def card(run: RunSummary | None, *, language: str | None, runtime: str, precision: str, usage: str) -> str:
+    """Describe a model, and the run that made it if that is known."""
+    lines = ["---", "pipeline_tag: automatic-speech-recognition", "tags: [whisper]"]
+    if language:
+        lines.append(f"language: {json.dumps(language)}")
+    if run and run.base_model and run.base_model == file_name(run.base_model):
+        lines.append(f"base_model: {json.dumps(run.base_model, ensure_ascii=False)}")
+    title = (run.name or run.id) if run else "Whisper, fine-tuned"
+    lines += ["---", "", f"# {title}", ""]
+    lines += [f"A fine-tuned Whisper model for {runtime}, weights in {precision}.", ""]
+    lines += _about_run(run) if run else []
+    return "\n".join([*lines, "## Use", "", usage]).rstrip() + "\n"
+
+
+def _about_run(run: RunSummary) -> list[str]:
+    """Tell in a table what is known of a run."""
+    clips, hours, _ = listed_clips(run.path / "train.csv") or (0, 0.0, "")
+    tested = run.path / "evaluation" / Path(run.test).stem
+    before, after = (read_predictions(tested / name / PREDICTIONS) if run.test else [] for name in ("base", "final"))
+    told = {
+        "trained from": f"`{file_name(run.base_model)}`" if run.base_model else "",
+        "method": METHODS.get(run.method, run.method),
+        "training data": f"{clips:,} clips, {hours:.2f} hours" if clips else "",
+        "training": f"{run.steps:,} steps on {counted(len(set(run.hosts)) or 1, 'host')}" if run.steps else "",
+        "WER of the base model": _told(run.wer_before, before) if run.test else "",
+        "WER of this model": _told(run.wer_after, after) if run.test else "",
+    }
+    rows = [f"| {name} | {value} |" for name, value in told.items() if value]
+    lines = ["| | |", "|---|---|", *rows, ""] if rows else []
+    if told["WER of this model"]:
+        where = f"on {len(after):,} test clips" if after else "on the run's test clips"
+        lines += [
+            f"WER is the word error rate in per cent {where}, after Whisper's text normaliser, with its interval of "
+            "95 %. It was measured before the export, with transformers.",
+            "",
+        ]
+    return lines
+
+
+def _told(wer: float | None, clips: Sequence[Clip]) -> str:
+    if wer is None:
+        return ""
+    return f"{wer:.1f} ({wer_interval([clip.counts for clip in clips])})" if clips else f"{wer:.1f}"

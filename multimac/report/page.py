@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed.hosts.paths import PROJECT
-from distributed.run_dir.figures import RunEvents
+from distributed.run_dir.log import RunEvents
 from distributed.run_dir.summary import (
     BROKEN,
     FAILED,
@@ -30,12 +30,10 @@ from whisper_tuner.eval.wer import Difference
 from whisper_tuner.files import write_atomically
 from whisper_tuner.text import duration, size
 
-from .asked import METHODS, DataSet, Setting, data_of, read_asked, settings_of
-from .charts import Chart
-from .happened import Fault, Host, charts_of, faults_of, hosts_of
+from .asked import METHODS, data_of, read_asked, settings_of
+from .happened import charts_of, faults_of, hosts_of
 from .measured import NAMES, Clip, Test, tests_of
-from .players import MOST_BYTES, Player, Players
-from .template import Private, moment, rendered, told_as_run_error
+from .template import MOST_BYTES, Player, Players, Private, moment, rendered, told_as_run_error
 
 WORST_CLIPS = 20
 CLOCKS_APART_S = 2.0  # a file's time and an event's may be rounded differently
@@ -69,39 +67,24 @@ class Tested:
     scale: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contents:
-    run: RunSummary
-    title: str
-    state: Sequence[str]
-    facts: Sequence[tuple[str, str]]
-    settings: Sequence[Setting]
-    data: Sequence[DataSet]
-    charts: Sequence[Chart]
-    tests: Sequence[Tested]
-    missing: Sequence[tuple[str, str]]
-    hosts: Sequence[Host]
-    faults: Sequence[Fault]
-    faults_left_out: int
-    versions: Sequence[tuple[str, str]]
-    without_sound: int
-
-
-def write_report(found: Contents, out: Path | None = None) -> Path:
+def write_report(found: dict[str, Any], out: Path | None = None) -> Path:
     """Write RUN/report.html, or `out`. Raises RunError with the reason if it cannot be written."""
-    path, page = out or found.run.path / REPORT, html_of(found)
+    path, page = out or found["run"].path / REPORT, html_of(found)
     with told_as_run_error(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, page)
     return path
 
 
-def html_of(found: Contents) -> str:
-    return rendered("page.html", **vars(found), signs=SIGNS, flags=FLAGS)
+def html_of(found: dict[str, Any]) -> str:
+    return rendered("page.html", **found, signs=SIGNS, flags=FLAGS)
 
 
-def contents(run_dir: Path, *, ended: bool = False, sound: int = MOST_BYTES) -> Contents:
-    """Gather what a run's folder tells. ended: as in read_history. sound: the most bytes of recordings."""
+def contents(run_dir: Path, *, ended: bool = False, sound: int = MOST_BYTES) -> dict[str, Any]:
+    """Gather what a run's folder tells, by the names that page.html has for it.
+
+    ended: as in read_history. sound: the most bytes of recordings.
+    """
     run_dir = run_dir.absolute()
     run, events = read_history(run_dir, ended=ended)
     asked = read_asked(run)
@@ -113,22 +96,26 @@ def contents(run_dir: Path, *, ended: bool = False, sound: int = MOST_BYTES) -> 
     players = Players([Path(), run_dir, PROJECT], sound)
     tests = [_tested(run, test, players) for test in tests_of(run, WORST_CLIPS)]
     faults, faults_left_out = faults_of(events, private)
-    return Contents(
-        run=run,
-        title=run.name or run.id,
-        state=[private.text(line) for line in _state(run, events)],
-        facts=_facts(run, tests),
-        settings=settings_of(asked, private),
-        data=_with_test_clips(run, data_of(run, asked), tests),
-        charts=charts_of(run, events),
-        tests=tests,
-        missing=_missing(run, tests, max((event["time"] for event in events.of_type("model")), default=0.0)),
-        hosts=hosts_of(run, events),
-        faults=faults,
-        faults_left_out=faults_left_out,
-        versions=_versions(run, events),
-        without_sound=sum(not heard.player.address for tested in tests for heard in tested.heard),
-    )
+    data, own_test = data_of(run, asked), Path(run.test).name if run.test else None
+    for own in [one.test for one in tests if one.test.name == own_test and one.test.clips][:1]:
+        # What was measured of the test set tells its size: the run's folder has no list of it.
+        data = [dataclasses.replace(s, clips=own.clips, hours=own.hours) if s.kind == "test" else s for s in data]
+    return {
+        "run": run,
+        "title": run.name or run.id,
+        "state": [private.text(line) for line in _state(run, events)],
+        "facts": _facts(run),
+        "settings": settings_of(asked, private),
+        "data": data,
+        "charts": charts_of(run, events),
+        "tests": tests,
+        "missing": _missing(run, tests, max((event.time for event in events.of_type("model")), default=0.0)),
+        "hosts": hosts_of(run, events),
+        "faults": faults,
+        "faults_left_out": faults_left_out,
+        "versions": _versions(run, events),
+        "without_sound": sum(not heard.player.address for tested in tests for heard in tested.heard),
+    }
 
 
 def _completed(run: RunSummary, asked: dict[str, Any]) -> RunSummary:
@@ -137,7 +124,7 @@ def _completed(run: RunSummary, asked: dict[str, Any]) -> RunSummary:
         return run
     profile = asked["ranks"][0]["spec"].get("profile") or {}
     names = ("base_model", "method", "language", "task")
-    told = {name: str(profile.get(name) or "") for name in names}
+    told: dict[str, Any] = {name: str(profile.get(name) or "") for name in names}
     strategy = asked["ranks"][0]["spec"].get("strategy")
     final = run.path / "final"
     return dataclasses.replace(run, **told, strategy=str(strategy or ""), model=final if final.is_dir() else None)
@@ -169,7 +156,7 @@ def _state(run: RunSummary, events: RunEvents) -> list[str]:
     return [*lines, *([f"{run.left_out}."] if run.left_out else [])]
 
 
-def _facts(run: RunSummary, tests: Sequence[Tested]) -> list[tuple[str, str]]:
+def _facts(run: RunSummary) -> list[tuple[str, str]]:
     speed = f"{run.clips_per_s:.1f} clips a second" if run.clips_per_s else ""
     pairs = [
         ("base model", file_name(run.base_model)),
@@ -240,20 +227,9 @@ def _missing(run: RunSummary, tests: Sequence[Tested], saved: float) -> list[tup
     return [(why, f"{COMMAND} evaluate {run.id}{data} && {COMMAND} report {run.id}")]
 
 
-def _with_test_clips(run: RunSummary, data: Sequence[DataSet], tests: Sequence[Tested]) -> list[DataSet]:
-    """Add what was measured of the test set: the run's folder has no list of it."""
-    named = Path(run.test).name if run.test else None
-    for own in (one.test for one in tests if one.test.name == named and one.test.clips):
-        return [
-            dataclasses.replace(each, clips=own.clips, hours=own.hours) if each.kind == "test" else each
-            for each in data
-        ]
-    return list(data)
-
-
 def _versions(run: RunSummary, events: RunEvents) -> list[tuple[str, str]]:
     found = [(str(name), str(version)) for name, version in run.versions.items()]
-    commits = dict.fromkeys(event["commit"] for event in events.of_type("phase") if event.get("commit"))
+    commits = dict.fromkeys(commit for event in events.of_type("phase") if (commit := event.written.get("commit")))
     if commits:
         found.insert(0, ("commit of this program", ", ".join(str(commit)[:12] for commit in commits)))
     with contextlib.suppress(metadata.PackageNotFoundError):

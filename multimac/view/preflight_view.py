@@ -99,6 +99,7 @@ def _links(report: Report) -> Table:
             return "" if itself else "?"
         if pair.failed:
             return Text(pair.failed, style="red")
+        assert pair.latency_s is not None  # it was reached
         speed = "?" if pair.mbit is None else f"{pair.mbit:.0f}"
         return f"{speed} / {pair.latency_s * 1000:.1f}"
 

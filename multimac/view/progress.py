@@ -70,12 +70,12 @@ class PlainProgress(Progress):
         task = self._tasks[task_id]
         was_finished, now = task.finished, self.get_time()
         super().update(task_id, **values)
-        timing = self._timing(task)
-        since = self._told.setdefault(task_id, now - (task.elapsed or 0))
-        ends = task.finished and not was_finished and task.elapsed >= SHORT_S
+        timing, elapsed = self._timing(task), task.elapsed or 0.0
+        since = self._told.setdefault(task_id, now - elapsed)
+        ends = task.finished and not was_finished and elapsed >= SHORT_S
         if ends or (not task.finished and now - since >= LINE_EVERY_S):
             self._told[task_id] = now
-            when = f"took {duration(task.elapsed)}" if task.finished else timing
+            when = f"took {duration(elapsed)}" if task.finished else timing
             line = ", ".join(filter(None, [self._figure(task), when]))
             self.console.print(f"{task.description}: {line}", markup=False, soft_wrap=True)
 

@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from distributed.plan.launch import Launch
-from distributed.run_dir.figures import HostFigures
-from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, RUNNING, RunSummary
+from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, RUNNING, HostFigures, RunSummary
 from whisper_tuner.errors import RunError
 from whisper_tuner.paths import shown
 from whisper_tuner.text import duration, size

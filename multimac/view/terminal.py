@@ -28,7 +28,7 @@ class Console(rich.console.Console):
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
 
 
-def fitting(console: Console, table: Table, *, heads: int = 1, below: int | None = None) -> RenderableType:
+def fitting(console: rich.console.Console, table: Table, *, heads: int = 1, below: int | None = None) -> RenderableType:
     """Return the table, or each row as a heading with its cells below it where the terminal is too narrow.
 
     heads: how many cells are the heading. below: columns from which on the table folds its cells instead.

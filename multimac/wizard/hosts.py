@@ -21,8 +21,7 @@ from distributed.checkup.preflight import Report, preflight, unique
 from distributed.checkup.speed import Speed, measure, remember, step_of_all
 from distributed.hosts.interfaces import route_to
 from distributed.plan.automatic import FEWEST_ROUNDS, Conditions, Measured, chosen
-from distributed.plan.hosts_file import HOSTS_FILE, load_hosts
-from distributed.plan.rendezvous import check_is_this_machine
+from distributed.plan.hosts_file import HOSTS_FILE, check_is_this_machine, load_hosts
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, Hosts
 from distributed.ssh.machine import on_each

@@ -11,9 +11,8 @@ from fuzzing import fuzz, outcome, same
 from hypothesis import example
 
 from distributed.hosts.sync import checked
-from distributed.plan.files import load_audio, load_items
 from distributed.plan.json_fields import build, json_of
-from distributed.plan.launch import Launch, Rank
+from distributed.plan.launch import Launch, Rank, load_audio, load_items
 from distributed.plan.run_spec import Rendezvous, RunSpec
 from distributed.ssh.host import Host
 from exogym.strategy import DiLoCoConfig

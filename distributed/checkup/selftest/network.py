@@ -15,7 +15,7 @@ from distributed.checkup.findings import Finding, ok, problem, skipped
 from distributed.checkup.preflight import preflight
 from distributed.hosts.interfaces import interface_with
 from distributed.hosts.keep_awake import hosts_awake
-from distributed.plan.rendezvous import address_towards, check_is_this_machine
+from distributed.plan.hosts_file import address_towards, check_is_this_machine
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import resolve
 from distributed.ssh.local_network import WAYS_OUT

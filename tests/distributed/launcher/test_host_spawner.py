@@ -23,8 +23,7 @@ from distributed.hosts import sync as sync_module
 from distributed.hosts.paths import PROJECT, SyncItem
 from distributed.launcher import spawner as spawners
 from distributed.launcher.spawner import HostSpawner, LocalSpawner
-from distributed.plan.files import save_items
-from distributed.plan.launch import Rank
+from distributed.plan.launch import Rank, save_items
 from distributed.plan.run_spec import Bundle, RunSpec
 from distributed.ssh.machine import LocalMachine
 from whisper_tuner.errors import DataError, HostError

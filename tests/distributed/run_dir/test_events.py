@@ -1,11 +1,16 @@
-"""Whole histories: attempts, damage, and what the events add up to."""
+"""Whole histories: attempts, damage, and what the events add up to; a disk that is full, and folders that vanish."""
 
+import errno
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
-from distributed.run_dir.figures import Curves, RunEvents, figures, scan
-from distributed.run_dir.log import EventLog, read_events
+from distributed.run_dir.events import event_of
+from distributed.run_dir.folder import disk_use
+from distributed.run_dir.log import EventLog, RunEvents, new_events, read_events, scan
+from distributed.run_dir.summary import Curves, figures
 
 BEGIN = {"time": 1.0, "type": "phase", "phase": "start", "hosts": ["a", "b"]}
 START = {"time": 2.0, "type": "start", "total_steps": 4, "device": "cpu"}
@@ -53,7 +58,7 @@ def test_a_last_event_that_only_lacks_the_end_of_its_line_is_kept(history, tmp_p
     log(BEGIN)
     log.close()
     found = scan(tmp_path / "events.jsonl")
-    assert found.left_out == "" and found.attempts[0].of_type("end") == [END] and len(found.attempts) == 2
+    assert found.left_out == "" and found.attempts[0].of_type("end") == [event_of(END)] and len(found.attempts) == 2
 
 
 def test_half_a_line_that_an_earlier_version_left_before_a_resume_is_not_told(history):
@@ -73,7 +78,7 @@ def test_half_a_line_that_an_earlier_version_left_before_a_resume_is_not_told(hi
 def test_lines_that_cannot_be_read_are_told_once_and_the_others_are_read(history, events, left_out):
     found = history(*events)
     assert found.left_out == left_out
-    assert [attempt.others for attempt in found.attempts] == [[BEGIN, END]]
+    assert [attempt.others for attempt in found.attempts] == [[event_of(BEGIN), event_of(END)]]
 
 
 @pytest.mark.parametrize("lines", ["{\n", "{", '{"type": "end"}\n'])
@@ -85,7 +90,9 @@ def test_a_file_without_an_event_has_no_history(history, lines):
 def test_followers_and_histories_read_the_same_events(history, tmp_path):
     found = history(BEGIN, START, "{\n", step("a", 1), step("a", 2, loss="low"), END)
     read, position = read_events(tmp_path / "events.jsonl")
-    assert read == [BEGIN, START, step("a", 1), END] == [*found.attempts[0].others[:2], step("a", 1), END]
+    assert read == [BEGIN, START, step("a", 1), END]
+    [attempt] = found.attempts
+    assert new_events(tmp_path / "events.jsonl")[0] == [*attempt.others[:2], *attempt.steps, *attempt.others[2:]]
     assert position == (tmp_path / "events.jsonl").stat().st_size
 
 
@@ -127,3 +134,44 @@ def test_curves_are_means_over_hosts_and_steps_made_again_replace_the_old_ones(h
     assert found["curves"] == Curves(loss=((1, 2.0), (2, 1.5)), validation=((2, 3.0),), lr=((1, 1e-4), (2, 1e-4)))
     assert (found["steps"], found["clips"], found["attempts"]) == (2, 12, 2)
     assert [(host.name, host.clips) for host in found["per_host"]] == [("a", 12), ("b", 4)]
+
+
+def test_a_folder_that_vanishes_while_a_run_is_measured_counts_no_more(tmp_path, monkeypatch):
+    """As checkpoints do while the run goes on."""
+    (tmp_path / "checkpoints" / "0000002").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "0000002" / "state").write_bytes(bytes(50))
+    (tmp_path / "run.json").write_bytes(bytes(7))
+    assert disk_use(tmp_path)[0] == 57
+    lstat = Path.lstat
+
+    def removing(path: Path):
+        if path.name == "0000002":
+            shutil.rmtree(path.parent)
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", removing)
+    assert disk_use(tmp_path)[0] == 7
+
+
+def test_events_wait_while_the_disk_is_full(tmp_path):
+    log = EventLog(tmp_path / "events.jsonl")
+    log({"type": "a"})
+    whole, log._file = log._file, FullDisk(log._file, room=10)
+    log({"type": "b"})
+    log({"type": "c"})
+    log._file = whole
+    log({"type": "d"})
+    assert [event["type"] for event in read_events(tmp_path / "events.jsonl")[0]] == ["a", "b", "c", "d"]
+
+
+class FullDisk:
+    """Takes a few bytes, and then no more."""
+
+    def __init__(self, file, room):
+        self.file, self.room = file, room
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken, self.room = self.file.write(data[: self.room]), 0
+        return taken

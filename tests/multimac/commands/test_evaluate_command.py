@@ -12,8 +12,7 @@ from rich.text import Text
 import cli_typer
 from distributed.launcher.evaluate import evaluate_run
 from distributed.plan.run_spec import RunSpec
-from multimac.view.candidates import candidates, labels
-from multimac.view.error_rates import side_by_side
+from multimac.view.error_rates import candidates, labels, side_by_side
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.eval.evaluation import Transcript, compared
 from whisper_tuner.export import final

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 import cli_typer
-from distributed.run_dir.figures import scan
 from distributed.run_dir.folder import is_running
-from distributed.run_dir.log import EventLog, read_events
+from distributed.run_dir.log import EventLog, read_events, scan
 from distributed.run_dir.summary import read_run
 from whisper_tuner.fact_store import FactStore
 

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from distributed.run_dir.summary import RunSummary
-from multimac.report.model_card import card
+from multimac.report.measured import card
 
 
 def described(folder: Path, **about) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 from chromium import PROGRAM, Chromium
-from made_run import DATA, made
+from made_run import DATA, MadeRun
 
 from multimac.report.page import contents, write_report
-
-__all__ = ["made"]
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium")
 LONG = "donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft"
@@ -22,8 +20,9 @@ PLAYED = """(async () => {
 })()"""
 
 
-@pytest.fixture
-def page(made):
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    made = MadeRun(tmp_path_factory.mktemp("run"))
     hosts = [f"a-rather-long-name-of-a-mac-{number}.local" for number in range(8)]
     made.begin(hosts)
     made.steps(range(1, 11), hosts, validate=5)
@@ -36,9 +35,9 @@ def page(made):
     return write_report(contents(made.write(hosts=hosts)))
 
 
-@pytest.fixture
-def browser(tmp_path):
-    with Chromium(tmp_path / "profile") as browser:
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Chromium(tmp_path_factory.mktemp("profile")) as browser:
         yield browser
 
 

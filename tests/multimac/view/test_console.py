@@ -12,6 +12,8 @@ from rich.console import Console
 from waiting import wait_until
 
 from distributed.launcher.follow import PlainScreen
+from distributed.run_dir.events import event_of
+from distributed.run_dir.log import read_events
 from distributed.run_dir.run_view import RunView
 from multimac.commands.attach_stop import follow, table
 from whisper_tuner.errors import ExitStatus, RunError
@@ -95,7 +97,7 @@ START = {"type": "start", "steps_per_epoch": 4, "total_steps": 4, "trainable": 9
 
 
 def generation(number: int, *hosts: str) -> dict:
-    return {"type": "generation", "number": number, "hosts": hosts}
+    return {"type": "generation", "number": number, "hosts": list(hosts)}
 
 
 def lost(host: str, *, given_up: bool = False) -> dict:
@@ -104,6 +106,10 @@ def lost(host: str, *, given_up: bool = False) -> dict:
 
 def resumed(host: str, step: int, *, anew: bool = True) -> dict:
     return {"type": "resume", "host": host, "rank": 1, "step": step, "epoch": 0, "round": 2, "anew": anew}
+
+
+def take(view: RunView, event: dict) -> None:
+    view.take(event_of({"time": 0.0, **event}))
 
 
 def state(view: RunView, host: str) -> str:
@@ -165,30 +171,30 @@ def test_who_cannot_reach_whom_is_told_and_that_they_can_again(tmp_path):
 def test_a_run_that_goes_on_from_checkpoints_says_so_once():
     view = RunView()
     for event in (generation(1, "h1", "h2"), resumed("h1", 4, anew=False), resumed("h2", 4, anew=False)):
-        view.take(event)
+        take(view, event)
     assert view.lines == ["resumes after step 4"]
-    view.take({"type": "phase", "phase": "start", "hosts": ["h1", "h2"]})
-    view.take(resumed("h1", 8))
+    take(view, {"type": "phase", "phase": "start", "hosts": ["h1", "h2"]})
+    take(view, resumed("h1", 8))
     assert view.lines[1:] == ["resumes after step 8", "h1: its inner optimizer starts afresh"]
     view = RunView()
     for event in (generation(1, "h1", "h2"), resumed("h1", 0), resumed("h2", 0)):
-        view.take(event)
+        take(view, event)
     assert view.lines == ["starts from the beginning: no checkpoint"]
 
 
 def test_new_shares_are_told_once():
     view, what = RunView(), "shares h1 60 %, h2 40 %: h1 is 1.5 times as fast as h2"
     for step, host in ((8, "h1"), (8, "h2"), (16, "h2"), (16, "h1")):
-        view.take({"type": "shares", "host": host, "step": step, "what": what})
+        take(view, {"type": "shares", "host": host, "step": step, "what": what})
     assert view.lines == [f"step 8: {what}", f"step 16: {what}"]
 
 
 def test_the_table_tells_what_each_host_does():
     view = RunView()
     for host in ("h1", "h2"):
-        view.take(START | {"host": host})
-        view.take(STEP | {"host": host, "step": 1, "loss": 2.0, "samples": 4, "seconds": 8.0})
-    view.take(generation(1, "h1", "h2"))
+        take(view, START | {"host": host})
+        take(view, STEP | {"host": host, "step": 1, "loss": 2.0, "samples": 4, "seconds": 8.0})
+    take(view, generation(1, "h1", "h2"))
     assert state(view, "h2") == "1 1/4 2.000 0.5 0:24 cpu"
     for event, expected in [
         ({"type": "apart", "pairs": [["h1", "h2"]], "hosts": ["h2"]}, "1 1/4 2.000 0.5 not reached"),
@@ -205,7 +211,7 @@ def test_the_table_tells_what_each_host_does():
         (generation(3, "h1", "h2"), "1 3/4 2.000 2 cpu"),
         ({"type": "plan", "host": "h2", "total_steps": 9, "hosts": 2}, "1 3/9 2.000 2 cpu"),
     ]:
-        view.take(event)
+        take(view, event)
         assert state(view, "h2") == expected
     assert state(view, "h1") == "1 1/4 2.000 0.5 0:24 cpu"
 
@@ -213,7 +219,7 @@ def test_the_table_tells_what_each_host_does():
 def test_plain_lines_tell_of_long_preparations(capsys):
     view, screen = RunView(), PlainScreen()
     for done in (1, 2, 5):
-        view.take({"type": "preparing", "host": "h1", "done": done, "total": 5})
+        take(view, {"type": "preparing", "host": "h1", "done": done, "total": 5})
         screen.update(view)
     assert capsys.readouterr().out == "h1: preparing 1/5 clips\n"
 
@@ -222,19 +228,19 @@ def test_time_left_of_preparations_and_evaluations_is_by_the_rate_so_far():
     view = RunView()
     for second, done, left in ((0, 100, ""), (4, 140, ""), (10, 200, ", 0:20 left"), (20, 250, ", 0:20 left")):
         at = {"time": 1000.0 + second, "done": done, "total": 400}
-        view.take({"type": "preparing", "host": "h1", **at})
+        take(view, {"type": "preparing", "host": "h1", **at})
         assert view.hosts["h1"].state == f"preparing {done}/400 clips{left}"
-        view.take({"type": "evaluating", "model": "before", **at})
+        take(view, {"type": "evaluating", "model": "before", **at})
         assert view.progress == f"evaluating before: {done}/400 clips{left}"
-    view.take({"type": "evaluating", "model": "after", "done": 8, "total": 400, "time": 1021.0})
+    take(view, {"type": "evaluating", "model": "after", "done": 8, "total": 400, "time": 1021.0})
     assert view.progress == "evaluating after: 8/400 clips"
 
 
 def test_a_first_step_alone_tells_no_time_left():
     view = RunView()
-    view.take(EVENTS[1])
+    take(view, EVENTS[1])
     for step, left in ((1, None), (2, None), (3, 1.0)):
-        view.take(STEP | {"host": "h2", "step": step, "loss": 2.0, "samples": 4, "seconds": 1.0})
+        take(view, STEP | {"host": "h2", "step": step, "loss": 2.0, "samples": 4, "seconds": 1.0})
         assert view.hosts["h2"].remaining == left
 
 
@@ -247,7 +253,7 @@ def test_how_far_an_evaluation_is_is_told_before_its_result_alone(capsys, monkey
         {"type": "evaluating", "model": "after", "done": 60, "total": 60},
         {"type": "evaluation", "when": "after", "wer": 15.0},
     ):
-        view.take(event)
+        take(view, event)
         if event.get("done") != 60:  # the last two come at once
             screen.update(view)
     screen.update(view)
@@ -266,8 +272,6 @@ def test_a_launcher_that_vanishes_is_noticed(tmp_path):
 
 
 def test_a_half_written_line_waits_for_its_end(tmp_path):
-    from distributed.run_dir.log import read_events
-
     path = tmp_path / "events.jsonl"
     one, other = {"time": 1.0, "type": "a"}, {"time": 2.0, "type": "b"}
     path.write_text(f"{json.dumps(one)}\n{json.dumps(other)[:9]}")
@@ -280,7 +284,7 @@ def test_a_warning_about_no_host_names_none():
     view = RunView()
     told = ({"type": "warning", "what": "votes differ"}, {"type": "warning", "what": "slow", "host": "h1"})
     for event in (*told, {"type": "notice", "what": "Time Machine leaves out", "host": "h1"}):
-        view.take(event)
+        take(view, event)
     assert view.lines == ["votes differ", "h1: slow", "h1: Time Machine leaves out"]
 
 

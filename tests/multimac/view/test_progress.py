@@ -17,7 +17,6 @@ from rich.console import Console
 from multimac.view.progress import PlainProgress, count, progress, share, transfer, working
 
 PROJECT = Path(__file__).parents[3]
-MODEL, CLIP = PROJECT / "bundled" / "model", PROJECT / "bundled" / "data" / "test" / "001.ogg"
 
 
 def test_a_line_every_ten_seconds_and_one_at_the_end():
@@ -82,13 +81,11 @@ def on_a_terminal(*arguments: object, **environment: str) -> str:
     return said.decode()
 
 
-def test_a_dumb_terminal_gets_neither_colours_nor_cursor_movement(tmp_path):
-    said = on_a_terminal("transcribe", CLIP, "--model", MODEL, TERM="dumb")
-    assert said.strip() and "\x1b" not in said and said.count("\r") == said.count("\r\n")
-    assert "\x1b" not in on_a_terminal("config", "show", "--config", tmp_path / "no.ini", TERM="dumb")
-
-
-def test_no_color_is_heeded_by_messages(tmp_path):
-    asked = ("config", "show", "--config", tmp_path / "no.ini")
-    assert "\x1b[31m" in on_a_terminal(*asked, TERM="xterm")
-    assert "\x1b" not in on_a_terminal(*asked, TERM="xterm", NO_COLOR="1")
+@pytest.mark.parametrize(
+    ("environment", "coloured"),
+    [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
+)
+def test_a_message_has_colours_only_where_they_are_wanted(tmp_path, environment, coloured):
+    said = on_a_terminal("config", "show", "--config", tmp_path / "no.ini", **environment)
+    assert said.strip() and ("\x1b[31m" in said) == ("\x1b" in said) == coloured
+    assert said.count("\r") == said.count("\r\n")

@@ -1,0 +1,177 @@
+"""What can happen in a run: the type of an event, and a table of all that readers know, with the fields they need.
+
+exogym and the launcher emit events as dicts; a line of events.jsonl is one. Readers get an `Event`. A new type is a row
+of TYPES, with what is printed of it; what a host's row shows of it while the run lasts is in run_view.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_type_hints
+
+from exogym.config import kind_of
+from whisper_tuner.errors import ExitStatus
+
+MOST = 1e15  # of bytes, steps or seconds: no run comes near it, and sums of such numbers stay finite
+APART = (
+    "cannot reach each other, though this machine reaches them: perhaps a firewall, or a Wi-Fi that keeps clients apart"
+)
+Names = Sequence[str]
+Pairs = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """One event. A field that its type does not have, or that is null there, has the default.
+
+    written: all its fields, as they stand in the file. seconds_communicating: of a step with an exchange that is no
+    round.
+    """
+
+    type: str
+    written: dict[str, Any] = field(default_factory=dict, repr=False)
+    time: float
+    host: str | None = None
+    step: int = 0
+    hosts: Names = ()
+    phase: str = ""
+    what: str = ""
+    done: int = 0
+    total: int = 0
+    total_steps: int = 0
+    device: str = ""
+    epoch: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    loss: float | None = None
+    lr: float | None = None
+    bytes: int = 0
+    memory: int = 0
+    seconds_communicating: float | None = None
+    seconds_waiting: float | None = None
+    round: int = 0
+    validations: int = 0
+    best_step: int = 0
+    reason: str = ""
+    given_up: bool = False
+    number: int = 0
+    min_hosts: int = 0
+    pairs: Pairs = ()
+    path: str = ""
+    model: str = ""
+    when: str = ""
+    wer: float = 0.0
+    status: ExitStatus = ExitStatus.OK
+    message: str = ""
+
+    @property
+    def line(self) -> str:
+        """What is printed of it, whatever came before; "" for nothing."""
+        return TYPES[self.type].line(self) if self.type in TYPES else ""
+
+    @property
+    def named(self) -> str:
+        return ", ".join(f"{one} and {other}" for one, other in self.pairs)
+
+
+@dataclass(frozen=True)
+class Type:
+    """needs: fields that readers rely on, beside COMMON; one with a question mark may be null or missing.
+
+    every_host_tells: so its line is printed once.
+    """
+
+    needs: str = ""
+    line: Callable[[Event], str] = lambda event: ""
+    every_host_tells: bool = False
+
+
+COMMON = "type time host? step?"
+WARNING = Type("what", lambda e: f"{e.host}: {e.what}" if e.host else e.what)  # the coordinator's are about no host
+TYPES = {
+    "phase": Type("phase hosts?"),
+    "preparing": Type("host done total"),
+    "start": Type("total_steps device"),
+    "plan": Type("total_steps"),
+    "shares": Type("step what", lambda e: f"step {e.step}: {e.what}", every_host_tells=True),
+    "step": Type("host step epoch samples seconds loss? lr? bytes? memory? seconds_communicating? seconds_waiting?"),
+    "round": Type("round step bytes? seconds?"),
+    "stop": Type("step bytes? seconds?"),
+    "validation": Type(
+        "step loss?",
+        lambda e: "" if e.loss is None else f"step {e.step}: validation loss {e.loss:.3f}",
+        every_host_tells=True,
+    ),
+    "early_stop": Type(
+        "step validations total_steps",
+        lambda e: (
+            f"training ends at step {e.step} of {e.total_steps}: "
+            f"validations in a row without a lower loss: {e.validations} (early_stopping)"
+        ),
+        every_host_tells=True,
+    ),
+    "best": Type(
+        "step best_step loss",
+        lambda e: f"the model is that of step {e.best_step}, validation loss {e.loss:.3f} (keep_best)",
+        every_host_tells=True,
+    ),
+    "checkpoint": Type("step"),
+    "resume": Type("host step round epoch"),
+    "lost": Type(
+        "host reason given_up",
+        lambda e: f"{e.host} is lost{' and not tried again' if e.given_up else ''}: {e.reason}",
+    ),
+    "back": Type("host"),
+    "generation": Type("number hosts"),
+    "paused": Type(
+        "hosts min_hosts",
+        lambda e: f"paused until {e.min_hosts} hosts are there (min_hosts); now: {', '.join(e.hosts) or 'none'}",
+    ),
+    "orphaned": Type("hosts", lambda e: f"waiting for {', '.join(e.hosts)}, who may have the newest state"),
+    "apart": Type(
+        "pairs hosts",
+        lambda e: f"{e.named} {APART}" + (f"; left out until then: {', '.join(e.hosts)}" if e.hosts else ""),
+    ),
+    "reached": Type("pairs", lambda e: f"{e.named} reach each other again"),
+    "problem": Type("what", lambda e: f"{e.host or 'data'}: skipped: {e.what}"),
+    "warning": WARNING,
+    "notice": WARNING,
+    "model": Type("path", lambda e: f"model: {e.path}"),
+    "report": Type("path", lambda e: f"report: {e.path}"),
+    "evaluating": Type("model done total"),
+    "evaluation": Type("when wer", lambda e: f"WER {e.when}: {e.wer:.1f}"),
+    "end": Type("status message"),
+}
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+HINTS = {name: kind_of(hint) for name, hint in get_type_hints(Event).items()}
+# A line that a disk has damaged may still be JSON: values are checked by the type of their field.
+CHECKS: dict[Any, Callable[[Any], bool]] = {
+    str: lambda value: isinstance(value, str),
+    bool: lambda value: isinstance(value, bool),
+    int: lambda value: type(value) is int and 0 <= value < MOST,
+    float: lambda value: type(value) in (int, float) and abs(value) < MOST,
+    Names: _is_names,
+    Pairs: lambda value: isinstance(value, list) and all(_is_names(pair) and len(pair) == 2 for pair in value),
+    ExitStatus: lambda value: type(value) is int and value in set(ExitStatus),
+}
+
+
+def event_of(written: Any) -> Event | None:
+    """Return the event of a line's JSON; None if a field is missing, or is not as it should be."""
+    if not isinstance(written, dict) or not isinstance(kind := written.get("type"), str):
+        return None
+    values: dict[str, Any] = {"written": written}
+    for need in f"{COMMON} {TYPES[kind].needs if kind in TYPES else ''}".split():
+        value: Any = written.get(name := need.rstrip("?"))
+        if value is None and need.endswith("?"):
+            continue
+        if not CHECKS[HINTS[name]](value):
+            return None
+        values[name] = ExitStatus(value) if name == "status" else value
+    return Event(**values)
