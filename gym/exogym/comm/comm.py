@@ -91,7 +91,7 @@ class Background:
 
     def _run(self) -> None:
         _of_thread.is_background = True
-        while (job := self._jobs.get()) is not None:
+        while (job := self._next()) is not None:
             try:
                 if self._error is None:
                     job()
@@ -100,6 +100,10 @@ class Background:
             del job  # it may hold large tensors
             self._jobs.task_done()
         self._jobs.task_done()
+
+    def _next(self) -> Job | None:
+        """Wait for a job; a simulation waits in its own time."""
+        return self._jobs.get()
 
 
 class Member(Protocol):

@@ -119,9 +119,9 @@ class Unanswered:
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[object, float] = {}
+        self._seconds: dict[Any, float] = {}
 
-    def turn(self, asked: Iterable[object], passed: float) -> None:
+    def turn(self, asked: Iterable[Any], passed: float) -> None:
         """These are being asked, and were in the last `passed` seconds if they were at the last turn."""
         before = self._seconds
         self._seconds = {peer: before[peer] + passed if peer in before else 0.0 for peer in asked}
@@ -130,5 +130,5 @@ class Unanswered:
         if peer in self._seconds:
             self._seconds[peer] = 0.0
 
-    def unreached(self) -> set[object]:
+    def unreached(self) -> set[Any]:
         return {peer for peer, seconds in self._seconds.items() if seconds >= UNREACHED_S}
