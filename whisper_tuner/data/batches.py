@@ -147,19 +147,6 @@ class ShardBatches:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def at_once(self, frames: int, tokens: int) -> int:
-        """The most that are computed together of clips with so many mel frames and label tokens.
-
-        One that is longer than all others is padded to the full length in its turn, and computed alone.
-        """
-        if self._pads_some and frames > self._frames(self._longest):
-            return 1
-        return min(self._most_clips, clips_within(self.layout.most_positions, frames, tokens))
-
-    @property
-    def _pads_some(self) -> bool:
-        return self._full_share > 0 and self.layout.pads_in_full
-
     @property
     def speeds(self) -> tuple[float, ...]:
         """Return the speeds at which clips may be played."""
@@ -169,55 +156,7 @@ class ShardBatches:
         """Read the clips of this epoch from now on."""
         self._epoch = epoch
 
-    def longest(self) -> tuple[int, int]:
-        """(mel frames, label tokens) of the clips that take the most memory, as many as are computed at once."""
-        others, full = (self._frames(self._longest), self._longest_label()), self.full_clip()
-        return full if full and positions(*full) >= self.at_once(*others) * positions(*others) else others
-
-    def full_clip(self) -> tuple[int, int] | None:
-        """(mel frames, label tokens) of one that is padded to the full length in its turn; None if none is."""
-        return (self._full_frames, self._longest_label()) if self._pads_some else None
-
-    def _longest_label(self) -> int:
-        tokens, around = 0, len(self._labels.encode(""))
-        for text in sorted((sample.text for sample in self.samples), key=lambda text: -len(text.encode())):
-            if len(text.encode()) + 1 + around <= tokens:
-                break  # Whisper's tokens are byte-level: never more of them than bytes
-            with contextlib.suppress(DataError):  # it is left out when its turn comes
-                tokens = max(tokens, len(self._labels.encode(text)))
-        return self._tokens(self._augmentation.longest_label(tokens, self._labels))
-
-    def blank(self, clips: int, longest: tuple[int, int]) -> Batch:
-        """A batch of so many silent clips of this length, for what does not depend on values."""
-        frames, tokens = longest
-        mels, end, ids = self._features.extractor.feature_size, self._labels.end, [""] * clips
-        if self.layout.is_padded:
-            labels = torch.full((clips, tokens), end)
-            return {"input_features": torch.zeros(clips, mels, frames), "labels": labels, "ids": ids}
-        labels = torch.full((clips * tokens,), end)
-        given = {"input_features": torch.zeros(mels, clips * frames), "decoder_input_ids": labels, "labels": labels}
-        return {**given, "ids": ids, "lengths": Lengths([frames] * clips, [tokens] * clips)}
-
-    def seconds(self, frames: int) -> float:
-        return frames / self._frames_per_s
-
-    def plan_settings(self) -> dict[str, Any]:
-        """Return what decides about plans: of the profile, the settings that are marked `changes_plan`.
-
-        One that is off is left out, as in runs from before there was such a setting. How many clips are computed at
-        once is each rank's own affair.
-        """
-        listing = "\n".join(f"{sample.id} {sample.duration_s}" for sample in self.samples)
-        off = self._augmentation.off | (set() if self._full_share else {"full_share"})
-        marked = [field.name for field in dataclasses.fields(Profile) if field.metadata["changes_plan"]]
-        return {
-            "version": VERSION,
-            "clips": hashlib.sha256(listing.encode()).hexdigest()[:16],
-            "steps_in_round": self._steps_in_round,
-            "edges": list(self.edges),
-            "shuffle": self._shuffle,
-            **{name: getattr(self._profile, name) for name in marked if name not in off},
-        }
+    # what is trained when
 
     def plan(
         self,
@@ -238,63 +177,6 @@ class ShardBatches:
         plan = self._steps(shards, sizes, epoch, steps_before, are_unequal=len({*weights}) > 1)
         # One rank with several shards trains what their hosts would have trained at the same time.
         return [[[*chain(*at_once)] for at_once in zip(*plan, strict=True)]] if alone else plan
-
-    def cost(self, epoch: int, numbers: Sequence[int]) -> float:
-        """Estimate what computing these samples costs, each in its turn at its length."""
-        return sum(self._cost(self.samples[number], number in self._full[epoch]) for number in numbers)
-
-    def prefetch(self, steps: Iterable[Sequence[int]]) -> None:
-        """Audio that this host lacks is sent to it while it does other things."""
-        if self._missing_audio:
-            self._missing_audio.order([self.samples[number] for numbers in steps for number in numbers])
-
-    def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
-        """The micro-batches of each optimizer step; the next step is read while this one trains."""
-        steps = list(steps)
-        self.prefetch(steps)
-        given_up = threading.Event()
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as reader:
-            try:
-                ahead = None
-                for numbers in steps:
-                    samples = [self.samples[number] for number in numbers]
-                    pending, ahead = ahead, reader.submit(self._step, samples, given_up.is_set)
-                    if pending is not None:
-                        yield pending.result()
-                if ahead is not None:
-                    yield ahead.result()
-            finally:
-                given_up.set()  # the reader, which is joined now, may be waiting for audio
-
-    def _weights_of_clips(self, samples: Sequence[Sample], weights: Sequence[float]) -> Sequence[float]:
-        """Share clips out so that all that hosts compute is in proportion to `weights`: who has none that are
-        padded to the full length has more of the others.
-        """
-        of_full = _weights_of_full_clips(weights)
-        if not self._full_share or min(of_full) > 0 or not samples:
-            return weights
-        cropped, full = (sum(self._cost(sample, is_full) for sample in samples) for is_full in (False, True))
-        more = self._full_share * (full - cropped)
-        shares = [weight / sum(weights) for weight in weights]
-        return [
-            max((cropped + more) * share - more * weight / sum(of_full), FEWEST * cropped * share)
-            for share, weight in zip(shares, of_full, strict=True)
-        ]
-
-    def _padded_in_full(self, shards: Sequence[Sequence[Sample]], weights: Sequence[float], epoch: int) -> set[int]:
-        """Choose as many of each shard as its weight says; in each epoch others. Where what an encoder says is kept, it
-        is always the same ones. Slow hosts have none: one may take them longer than a round.
-        """
-        weights = _weights_of_full_clips(weights)
-        due = self._full_share * sum(map(len, shards)) / sum(weights)
-        found: set[int] = set()
-        for shard, weight in zip(shards, weights, strict=True):
-            if not weight:
-                continue
-            order = sorted((self._number[sample.id] for sample in shard), key=self._turns.__getitem__)
-            now = whose_turn(len(order), due * weight, epoch if self._profile.trains_encoder else 0)
-            found |= {order[turn] for turn in now}
-        return found
 
     def _steps(
         self,
@@ -329,50 +211,39 @@ class ShardBatches:
             plan.append([[self._number[by_length[place].id] for place in step] for step in steps])
         return plan
 
-    def collate(self, clips: Sequence[Clip], lengths: Sequence[int]) -> Batch:
-        """lengths: the mel frames that each clip is padded to on its own."""
-        ids, labels, is_padded = [clip.id for clip in clips], [clip.label for clip in clips], self.layout.is_padded
-        if is_padded:
-            targets = pad_labels(labels, self._labels.end, self._tokens(max(map(len, labels))))
-            rest: Batch = {**targets, "ids": ids}
-            lengths = [max(lengths)] * len(clips)
-        else:
-            inputs = [token for label in labels for token in label.inputs]  # one clip's after the other's
-            written = [token for label in labels for token in label.targets]
-            rest = {"decoder_input_ids": torch.tensor(inputs), "labels": torch.tensor(written)}
-            rest |= {"lengths": Lengths(lengths, [*map(len, labels)]), "ids": ids}
-        mels = [pad_log_mel(clip.log_mel[:, :frames], frames) for clip, frames in zip(clips, lengths, strict=True)]
-        if self._encoder_store:
-            keys = [self._encoder_store.key(mel) for mel in mels]
-            if (states := self._encoder_store.get(keys)) is not None:
-                return {"encoder_states": torch.stack(states) if is_padded else torch.cat(states), **rest}
-            rest["encoder_keys"] = keys
-        return {
-            "input_features": torch.from_numpy(np.stack(mels) if is_padded else np.concatenate(mels, axis=1)),
-            **rest,
-        }
+    def _weights_of_clips(self, samples: Sequence[Sample], weights: Sequence[float]) -> Sequence[float]:
+        """Share clips out so that all that hosts compute is in proportion to `weights`: who has none that are
+        padded to the full length has more of the others.
+        """
+        of_full = _weights_of_full_clips(weights)
+        if not self._full_share or min(of_full) > 0 or not samples:
+            return weights
+        cropped, full = (sum(self._cost(sample, is_full) for sample in samples) for is_full in (False, True))
+        more = self._full_share * (full - cropped)
+        shares = [weight / sum(weights) for weight in weights]
+        return [
+            max((cropped + more) * share - more * weight / sum(of_full), FEWEST * cropped * share)
+            for share, weight in zip(shares, of_full, strict=True)
+        ]
 
-    def stored_bytes(self, numbers: Sequence[int]) -> int:
-        """Return how many bytes the encoder's outputs of these samples take."""
-        if self._encoder_store is None:
-            return 0
-        full = set(numbers) & set().union(*self._full.values()) if self._pads_some else set()
-        lengths = [self._frames(frames_of(self.samples[number], self._frames_per_s)) for number in {*numbers} - full]
-        return self._encoder_store.bytes_of([*lengths, *[self._full_frames] * len(full)])
+    def _padded_in_full(self, shards: Sequence[Sequence[Sample]], weights: Sequence[float], epoch: int) -> set[int]:
+        """Choose as many of each shard as its weight says; in each epoch others. Where what an encoder says is kept, it
+        is always the same ones. Slow hosts have none: one may take them longer than a round.
+        """
+        weights = _weights_of_full_clips(weights)
+        due = self._full_share * sum(map(len, shards)) / sum(weights)
+        found: set[int] = set()
+        for shard, weight in zip(shards, weights, strict=True):
+            if not weight:
+                continue
+            order = sorted((self._number[sample.id] for sample in shard), key=self._turns.__getitem__)
+            now = whose_turn(len(order), due * weight, epoch if self._profile.trains_encoder else 0)
+            found |= {order[turn] for turn in now}
+        return found
 
-    def _frames(self, frames: float) -> int:
-        """The length that a clip of this many frames is padded to, unless it is a full one among cropped ones."""
-        if self._profile.audio_context == "full":
-            return self._full_frames
-        # Where the encoder's outputs are kept, a clip must have the same length in each batch.
-        stored_padded = self._encoder_store is not None and self.layout.is_padded
-        if not (self.layout.few_lengths or stored_padded):
-            return padded_frames(frames, self._full_frames)
-        return next((edge for edge in self.edges if frames <= edge), self._full_frames)
-
-    def _tokens(self, tokens: int) -> int:
-        """The length that labels of so many tokens are padded to."""
-        return padded_tokens(tokens, self._labels.max_tokens, self.layout.label_grid)
+    def cost(self, epoch: int, numbers: Sequence[int]) -> float:
+        """Estimate what computing these samples costs, each in its turn at its length."""
+        return sum(self._cost(self.samples[number], number in self._full[epoch]) for number in numbers)
 
     def _cost(self, sample: Sample, is_full: bool) -> int:
         """Estimate what computing a sample costs: the same on all ranks, whatever their devices."""
@@ -391,6 +262,49 @@ class ShardBatches:
                 tokens += len(self._labels.encode(sample.text)) - around
                 read += len(sample.text.encode())
         return around, tokens / max(read, 1)
+
+    def plan_settings(self) -> dict[str, Any]:
+        """Return what decides about plans: of the profile, the settings that are marked `changes_plan`.
+
+        One that is off is left out, as in runs from before there was such a setting. How many clips are computed at
+        once is each rank's own affair.
+        """
+        listing = "\n".join(f"{sample.id} {sample.duration_s}" for sample in self.samples)
+        off = self._augmentation.off | (set() if self._full_share else {"full_share"})
+        marked = [field.name for field in dataclasses.fields(Profile) if field.metadata["changes_plan"]]
+        return {
+            "version": VERSION,
+            "clips": hashlib.sha256(listing.encode()).hexdigest()[:16],
+            "steps_in_round": self._steps_in_round,
+            "edges": list(self.edges),
+            "shuffle": self._shuffle,
+            **{name: getattr(self._profile, name) for name in marked if name not in off},
+        }
+
+    # the batches of each step
+
+    def prefetch(self, steps: Iterable[Sequence[int]]) -> None:
+        """Audio that this host lacks is sent to it while it does other things."""
+        if self._missing_audio:
+            self._missing_audio.order([self.samples[number] for numbers in steps for number in numbers])
+
+    def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
+        """The micro-batches of each optimizer step; the next step is read while this one trains."""
+        steps = list(steps)
+        self.prefetch(steps)
+        given_up = threading.Event()
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as reader:
+            try:
+                ahead = None
+                for numbers in steps:
+                    samples = [self.samples[number] for number in numbers]
+                    pending, ahead = ahead, reader.submit(self._step, samples, given_up.is_set)
+                    if pending is not None:
+                        yield pending.result()
+                if ahead is not None:
+                    yield ahead.result()
+            finally:
+                given_up.set()  # the reader, which is joined now, may be waiting for audio
 
     def _step(self, samples: list[Sample], given_up: Callable[[], bool]) -> list[Batch]:
         """Read the clips of a step, and put those together that are computed at once."""
@@ -426,6 +340,96 @@ class ShardBatches:
         except DataError as error:
             self._on_problem(Problem(sample.line, str(error)))
             return None
+
+    def collate(self, clips: Sequence[Clip], lengths: Sequence[int]) -> Batch:
+        """lengths: the mel frames that each clip is padded to on its own."""
+        ids, labels, is_padded = [clip.id for clip in clips], [clip.label for clip in clips], self.layout.is_padded
+        if is_padded:
+            targets = pad_labels(labels, self._labels.end, self._tokens(max(map(len, labels))))
+            rest: Batch = {**targets, "ids": ids}
+            lengths = [max(lengths)] * len(clips)
+        else:
+            inputs = [token for label in labels for token in label.inputs]  # one clip's after the other's
+            written = [token for label in labels for token in label.targets]
+            rest = {"decoder_input_ids": torch.tensor(inputs), "labels": torch.tensor(written)}
+            rest |= {"lengths": Lengths(lengths, [*map(len, labels)]), "ids": ids}
+        mels = [pad_log_mel(clip.log_mel[:, :frames], frames) for clip, frames in zip(clips, lengths, strict=True)]
+        if self._encoder_store:
+            keys = [self._encoder_store.key(mel) for mel in mels]
+            if (states := self._encoder_store.get(keys)) is not None:
+                return {"encoder_states": torch.stack(states) if is_padded else torch.cat(states), **rest}
+            rest["encoder_keys"] = keys
+        features = np.stack(mels) if is_padded else np.concatenate(mels, axis=1)
+        return {"input_features": torch.from_numpy(features), **rest}
+
+    def _frames(self, frames: float) -> int:
+        """The length that a clip of this many frames is padded to, unless it is a full one among cropped ones."""
+        if self._profile.audio_context == "full":
+            return self._full_frames
+        # Where the encoder's outputs are kept, a clip must have the same length in each batch.
+        stored_padded = self._encoder_store is not None and self.layout.is_padded
+        if not (self.layout.few_lengths or stored_padded):
+            return padded_frames(frames, self._full_frames)
+        return next((edge for edge in self.edges if frames <= edge), self._full_frames)
+
+    def _tokens(self, tokens: int) -> int:
+        """The length that labels of so many tokens are padded to."""
+        return padded_tokens(tokens, self._labels.max_tokens, self.layout.label_grid)
+
+    # memory
+
+    def at_once(self, frames: int, tokens: int) -> int:
+        """The most that are computed together of clips with so many mel frames and label tokens.
+
+        One that is longer than all others is padded to the full length in its turn, and computed alone.
+        """
+        if self._pads_some and frames > self._frames(self._longest):
+            return 1
+        return min(self._most_clips, clips_within(self.layout.most_positions, frames, tokens))
+
+    def longest(self) -> tuple[int, int]:
+        """(mel frames, label tokens) of the clips that take the most memory, as many as are computed at once."""
+        others, full = (self._frames(self._longest), self._longest_label()), self.full_clip()
+        return full if full and positions(*full) >= self.at_once(*others) * positions(*others) else others
+
+    def full_clip(self) -> tuple[int, int] | None:
+        """(mel frames, label tokens) of one that is padded to the full length in its turn; None if none is."""
+        return (self._full_frames, self._longest_label()) if self._pads_some else None
+
+    def _longest_label(self) -> int:
+        tokens, around = 0, len(self._labels.encode(""))
+        for text in sorted((sample.text for sample in self.samples), key=lambda text: -len(text.encode())):
+            if len(text.encode()) + 1 + around <= tokens:
+                break  # Whisper's tokens are byte-level: never more of them than bytes
+            with contextlib.suppress(DataError):  # it is left out when its turn comes
+                tokens = max(tokens, len(self._labels.encode(text)))
+        return self._tokens(self._augmentation.longest_label(tokens, self._labels))
+
+    @property
+    def _pads_some(self) -> bool:
+        return self._full_share > 0 and self.layout.pads_in_full
+
+    def blank(self, clips: int, longest: tuple[int, int]) -> Batch:
+        """A batch of so many silent clips of this length, for what does not depend on values."""
+        frames, tokens = longest
+        mels, end, ids = self._features.extractor.feature_size, self._labels.end, [""] * clips
+        if self.layout.is_padded:
+            labels = torch.full((clips, tokens), end)
+            return {"input_features": torch.zeros(clips, mels, frames), "labels": labels, "ids": ids}
+        labels = torch.full((clips * tokens,), end)
+        given = {"input_features": torch.zeros(mels, clips * frames), "decoder_input_ids": labels, "labels": labels}
+        return {**given, "ids": ids, "lengths": Lengths([frames] * clips, [tokens] * clips)}
+
+    def seconds(self, frames: int) -> float:
+        return frames / self._frames_per_s
+
+    def stored_bytes(self, numbers: Sequence[int]) -> int:
+        """Return how many bytes the encoder's outputs of these samples take."""
+        if self._encoder_store is None:
+            return 0
+        full = set(numbers) & set().union(*self._full.values()) if self._pads_some else set()
+        lengths = [self._frames(frames_of(self.samples[number], self._frames_per_s)) for number in {*numbers} - full]
+        return self._encoder_store.bytes_of([*lengths, *[self._full_frames] * len(full)])
 
 
 def _weights_of_full_clips(weights: Sequence[float]) -> list[float]:
