@@ -44,8 +44,9 @@ def test_finetune_downloads_in_sight_and_only_once(model, tmp_path):
         assert "Fetching" in first.stderr
         assert found.downloads().count("model.safetensors") == 1
         found.asked.clear()
-        second = fetch(found)
-        assert second.returncode == 0 and second.stderr == "" and found.downloads() == []
+        second = subprocess.run(command, capture_output=True, text=True, env=found.env, cwd=tmp_path, timeout=400)
+        assert second.returncode == 0 and second.stderr == ""
+        assert found.downloads() == []
     [*_, final] = sorted((tmp_path / "runs").glob("*/final"))
     assert load_file(final / "model.safetensors").keys() == load_file(model / "model.safetensors").keys()
 
