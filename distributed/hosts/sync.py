@@ -264,11 +264,11 @@ class _HostSync:
             return []
         missing = [self.files[position] for position, _ in state["missing"]]
         parts = distinct(self.files, state["missing"])
-        need = sum(file.size - have for file, have in parts)
+        need, root = sum(file.size - have for file, have in parts), self.remote.project
         if need and need + SPARE_BYTES > state["free"]:  # a host that needs nothing may have a full disk
             raise HostError(
                 self.remote.name,
-                f"{need >> 20} MB to send, but only {state['free'] >> 20} MB are free for {self.remote.project}",
+                f"{need >> 20} MB to send, but only {state['free'] >> 20} MB are free for {root}",
                 remedy='Free some space there, or set "project_path" to another disk.',
             )
         self.total = self.done + need
@@ -277,7 +277,7 @@ class _HostSync:
             "commit",
             payload=self.contents(parts),
             sending=need / SLOWEST,
-            root=self.remote.project,
+            root=root,
             files=[[file.item.remote, file.size, file.sha256] for file in missing],
             stale=state["stale"],
             parts=[[file.sha256, have, file.size - have] for file, have in parts],

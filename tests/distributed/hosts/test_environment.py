@@ -180,19 +180,17 @@ def test_a_link_is_taken_away_and_a_wheel_that_the_master_did_not_send_is_not_in
     assert f"prompt = {environment.MADE_BY!r}\n" in (venv / "pyvenv.cfg").read_text()
 
 
-@pytest.mark.parametrize("fault", ["another version", "half made"])
-def test_an_environment_whose_python_does_not_fit_any_more_is_made_anew(ssh_server: SshServer, small_project, fault):
-    """`brew upgrade` removes a Python, or puts another version in its place; a connection ends while one is made."""
+def test_an_environment_whose_python_does_not_fit_any_more_is_made_anew(ssh_server: SshServer, small_project):
+    """`brew upgrade` puts another version in its place."""
     venv = Path(ssh_server.host.project_path, ".venv")
     python, old = venv / "bin" / "python", venv / "lib" / "python3.77" / "site-packages"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    if fault == "another version":
-        next((venv / "lib").iterdir()).rename(old.parent)
+    next((venv / "lib").iterdir()).rename(old.parent)
     said: list[str] = []
     with Remote.connect(ssh_server.host) as remote:
         [done] = setup([remote], lambda host, text: said.append(text))
     assert done.source == "wheelhouse" and not old.exists()
-    assert any(line.startswith(f"making {venv} with /") for line in said) == (fault != "half made")
+    assert any(line.startswith(f"making {venv} with /") for line in said)
     [first] = [line for line in said if line.startswith("loading the packages once")]
     assert said.index(first) == len(said) - 2
     assert subprocess.run([python, "-c", "import idna, pip"]).returncode == 0
@@ -221,16 +219,20 @@ def test_a_python_that_the_packages_do_not_fit_is_told_before_anything_is_fetche
     assert not said and (venv / "bin" / "python").exists()
 
 
-def test_a_package_that_does_not_load_is_told_when_the_environment_is_made(
+def test_a_half_made_environment_is_completed_and_a_package_that_does_not_load_is_told(
     ssh_server: SshServer, small_project, tmp_path, monkeypatch
 ):
     """A file of the user's with a library's name, in the folder where sessions begin, is not loaded instead."""
+    venv, said = Path(ssh_server.host.project_path, ".venv"), []
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)  # then its connection ended
     (tmp_path / "first.py").write_text("import calendar\nraise ImportError('incompatible architecture')")
     monkeypatch.setattr(environment, "FIRST_IMPORT", tmp_path / "first.py")
     with Remote.connect(ssh_server.host) as remote:
         (Path(remote.home) / "calendar.py").write_text("raise SyntaxError")
         with pytest.raises(HostError, match="incompatible architecture") as caught:
-            setup([remote], lambda host, text: None)
+            setup([remote], lambda host, text: said.append(text))
+    assert not [line for line in said if line.startswith("making ")]
+    assert subprocess.run([venv / "bin" / "python", "-c", "import idna, pip"]).returncode == 0
     assert "Remove its environment" in str(caught.value)  # another setup would find all versions as they should be
 
 

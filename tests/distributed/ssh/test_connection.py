@@ -146,14 +146,6 @@ def test_a_proxy_command(ssh_server):
     assert says_here(ssh_server.host)
 
 
-def test_closed_port_points_to_remote_login(ssh_server):
-    ssh_server.stop()
-    with pytest.raises(HostError, match="Connection refused") as caught:
-        Remote.connect(ssh_server.host)
-    assert "Remote Login" in str(caught.value)
-    assert "127.0.0.1" in str(caught.value)
-
-
 def test_unknown_name_and_silent_port(ssh_server):
     with pytest.raises(HostError, match="is not known"):
         Remote.connect(replace(ssh_server.host, address="no-such-host.invalid"))
