@@ -118,10 +118,10 @@ class Links:
     def open(self) -> None:
         """Let the hosts listen; those that cannot are left out."""
 
-        def request(look: Look) -> dict:
-            return {"peer": self.peer, "interface": look.facts.host.interface or "", "token": self.token}
-
-        for look, answer in self._call_all("open", request):
+        where = {"peer": self.peer, "token": self.token}
+        for look, answer in self._call_all(
+            "open", lambda look: {**where, "interface": look.facts.host.interface or ""}
+        ):
             if "wrong" in answer:
                 what, _, remedy = answer["wrong"].partition("\n")
                 status = ExitStatus.CONFIG if look.facts.host.interface else ExitStatus.HOST

@@ -156,11 +156,12 @@ def ask_connect(asks: Asking) -> list[dict]:
 
     silent = [answer for answer in asks.on_all(listen) if "failed" in answer]
 
-    def targets(each: Place) -> list[list]:
+    def connect_to_others(each: Place) -> list[dict]:
         others = [other for other in asks.places if other is not each or len(asks.places) == 1]
-        return [[other.letter, other.address, ports[other.letter]] for other in others if other.letter in ports]
+        targets = [[other.letter, other.address, ports[other.letter]] for other in others if other.letter in ports]
+        return asks.ask(each, "network.connect", targets=targets)
 
-    return silent + asks.on_all(lambda each: asks.ask(each, "network.connect", targets=targets(each)))
+    return silent + asks.on_all(connect_to_others)
 
 
 def connect(answers: list[dict]) -> list[Finding]:
