@@ -198,7 +198,8 @@ class Judge:
             yield self.problem("python", what, remedy)
             return
         if why := self.pins.unfit(facts["python"]):
-            what = f"Python {'.'.join(map(str, facts['python']))} at {facts['executable']}; {why}"
+            version = ".".join(map(str, facts["python"]))
+            what = f"Python {version} at {facts['executable']}; {why}"
             folder = f"{self.host.host.environment} there" if self.is_worker else ".venv in the project folder"
             yield self.problem("python", what, OWN if is_foreign else f"Remove {folder}, and run: {self.mend}")
         if wrong := unlike(self.pins, facts["versions"]):

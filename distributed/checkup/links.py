@@ -117,10 +117,10 @@ class Links:
     def open(self) -> None:
         """Let the hosts listen; those that cannot are left out."""
 
-        def request(look: Look) -> dict:
-            return {"peer": self.peer, "interface": look.facts.host.interface or "", "token": self.token}
-
-        for look, answer in self._call_all("open", request):
+        where = {"peer": self.peer, "token": self.token}
+        for look, answer in self._call_all(
+            "open", lambda look: {**where, "interface": look.facts.host.interface or ""}
+        ):
             if "wrong" in answer:
                 what, _, remedy = answer["wrong"].partition("\n")
                 status = ExitStatus.CONFIG if look.facts.host.interface else ExitStatus.HOST
@@ -177,8 +177,8 @@ class Links:
             self._add(everyone, f"{way}: {at}: {reason}{reverse}", other)
 
     def _firewall(self, *numbers: int) -> str:
-        where = " and ".join(self.looks[number].name for number in numbers)
-        return f"In the firewall of {where}, allow connections from the other hosts.{self._allow(*numbers)}"
+        where, commands = " and ".join(self.looks[number].name for number in numbers), self._allow(*numbers)
+        return f"In the firewall of {where}, allow connections from the other hosts.{commands}"
 
     def _allow(self, *numbers: int) -> str:
         """Return the commands that open a firewall: its own for each Mac, or those of Linux."""
@@ -344,13 +344,14 @@ def form_groups(links: Links, deadline: float) -> list[Finding]:
     for failed, those in (_failed_groups(links, pairs, deadline, untried) if pairs else {}).items():
         numbers = dict.fromkeys(number for pair in those for number in pair)
         names = ", ".join(f"{looks[a].name} <-> {looks[b].name}" for a, b in those)
-        what = f"{names}: TCP connects, but gloo does not ({', '.join(map(links.at, numbers))}): {failed}"
+        places = ", ".join(map(links.at, numbers))
+        what = f"{names}: TCP connects, but gloo does not ({places}): {failed}"
         hosts = tuple(looks[number].name for number in numbers)
         found.append(Finding(hosts=hosts, what=what, remedy=WHAT_HELPS, check="links"))
-    for reason, hosts_of in untried.items():
-        what = f"no gloo group was tried with {', '.join(hosts_of)}: {reason}"
+    for reason, untaken in untried.items():
+        hosts, names = tuple(untaken), ", ".join(untaken)
+        what = f"no gloo group was tried with {names}: {reason}"
         remedy = "The run itself will do it. To look again: multimac hosts check"
-        hosts = tuple(hosts_of)
         found.append(Finding(hosts=hosts, what=what, remedy=remedy, severity=Severity.WARNING, check="links"))
     return found
 

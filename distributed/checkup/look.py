@@ -25,9 +25,9 @@ from distributed.hosts.paths import PROJECT, STORE
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host
 from distributed.ssh.machine import LocalMachine, Machine
-from whisper_tuner.errors import ExitStatus, HostError, TunerError
+from whisper_tuner.errors import HostError, TunerError
 
-from .findings import Finding, Severity
+from .findings import Finding
 
 LIFE_S = 25  # after which an agent ends whatever happens
 END_S = 1.0
@@ -151,21 +151,10 @@ class Look:
         self.folders: list[str] = []  # its project, and the folder of its runs, which may be a link
         self._torch: int | None = None  # the number of a request whose answer takes seconds
 
-    def problem(
-        self,
-        check: str,
-        what: str,
-        remedy: str = "",
-        *,
-        severity: Severity = Severity.ERROR,
-        status: ExitStatus = ExitStatus.HOST,
-    ) -> None:
-        found = Finding(hosts=(self.name,), what=what, remedy=remedy, check=check, severity=severity, status=status)
-        self.problems.append(found)
-
     def failed(self, check: str, error: TunerError, *, remedy: str = "") -> None:
-        what = error.args[0].removeprefix(f"{self.name}: ")
-        self.problem(check, what, error.remedy or remedy, status=error.exit_status)
+        what, remedy = error.args[0].removeprefix(f"{self.name}: "), error.remedy or remedy
+        found = Finding(hosts=(self.name,), what=what, remedy=remedy, check=check, status=error.exit_status)
+        self.problems.append(found)
 
     def gather(
         self,

@@ -196,7 +196,9 @@ class _Preflight:
         for look, thread in zip(self.looks, threads, strict=False):
             if thread.is_alive():
                 check = "ssh" if look.session is None else "python"
-                look.problem(check, f"not finished after {FACTS_BY:.0f} s: {look.step}", f"{BUSY} {look.name}")
+                what = f"not finished after {FACTS_BY:.0f} s: {look.step}"
+                late = Finding(hosts=(look.name,), what=what, remedy=f"{BUSY} {look.name}", check=check)
+                look.problems.append(late)
 
     def _look(self, look: Look) -> None:
         host = look.facts.host
@@ -271,7 +273,9 @@ class _Preflight:
         master = self.looks[0]
         if self.job and self.files is None:
             what = "there was no time to read all its manifests and audio"
-            master.problem("files", what, "The run itself will read the rest.", severity=Severity.WARNING)
+            remedy = "The run itself will read the rest."
+            late = Finding(hosts=(master.name,), what=what, remedy=remedy, severity=Severity.WARNING, check="files")
+            master.problems.append(late)
         needs = needs_of(self.job, len(self.looks), manifests)
         problems: list[Finding] = []
         for look, sharing in zip(self.looks, report.machine_workers, strict=True):

@@ -84,10 +84,6 @@ class Step:
     wrong_parameters: int
     parameters: int
 
-    def figures(self) -> dict:
-        shape = {**asdict(self.shape), "positions": self.shape.positions, "shape": str(self.shape)}
-        return without_inf(asdict(self) | shape)
-
 
 def without_inf(figures: dict) -> dict:
     """Replace infinity by None, for JSON has none."""
@@ -252,8 +248,11 @@ def compare(parity: Parity, shapes: Sequence[Shape], source: str, tell: Tell, *,
             devices.empty_cache(parity.device)
         steps.append(parity.step(shape))
     limit = GRADIENT_LIMIT[parity.precision]
-    figures = {"device": str(parity.device), "precision": parity.precision, "limit": limit}
-    figures |= {"steps": [step.figures() for step in steps]}
+    figures: dict[str, Any] = {"device": str(parity.device), "precision": parity.precision, "limit": limit}
+    figures["steps"] = [
+        without_inf(asdict(step) | asdict(step.shape) | {"positions": step.shape.positions, "shape": str(step.shape)})
+        for step in steps
+    ]
     loss_limit = LOSS_LIMIT[parity.precision]
     wrong = [n for n, step in enumerate(steps) if step.wrong_parameters or step.loss_error > loss_limit]
     most = devices.most_terms(parity.device)

@@ -324,10 +324,9 @@ def judge_sleep(settings: str, source: str, caffeinate: bool) -> Finding:
     is_disabled = re.search(r"^\s*SleepDisabled\s+1\s*$", settings, re.MULTILINE)
     if not sleep and not is_disabled:
         return warning("the output of `pmset -g` is not understood", "Send us its output.")
-    never = is_disabled or (sleep and sleep[1] == "0")
-    awake = "never sleeps by itself"
-    if sleep and not never:
-        awake = f"sleeps after {sleep[1]} min"
+    minutes = sleep[1] if sleep and not is_disabled else "0"
+    never = minutes == "0"
+    awake = "never sleeps by itself" if never else f"sleeps after {minutes} min"
     if sleep and sleep[2] and not is_disabled:
         awake += f" (kept awake right now by {', '.join(dict.fromkeys(sleep[2].split(', ')))})"
     if "Now drawing from 'Battery Power'" in source:

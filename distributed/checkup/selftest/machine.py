@@ -9,8 +9,9 @@ import json
 import re
 import sys
 import time
+from typing import Any
 
-from distributed.checkup.findings import Finding, Severity, ok, problem, skipped
+from distributed.checkup.findings import Finding, Severity, ok, skipped
 from distributed.control.timeouts import Timeouts
 from distributed.hosts.paths import PROJECT
 from distributed.ssh.connection import Remote
@@ -34,6 +35,10 @@ AGAIN_S = 2.0  # for a new connection, as a run tries it
 ASK = "Now close the lid of one Mac, wait 20 seconds, and open it again. This takes a minute; without a lid, just wait."
 
 
+def failed(what: str, **figures: Any) -> Finding:
+    return Finding(what=what, figures=figures)
+
+
 def with_model(probe: str):
     """Make the question that gives each machine the bundled Whisper there."""
     return lambda asks: asks.on_all(lambda each: asks.ask(each, probe, model=each.model, device=each.host.device))
@@ -53,13 +58,13 @@ def system(about: dict) -> Finding:
     if about["system"] == "Darwin" and not found:
         return skipped(f"{text}; `sw_vers` said nothing that is understood. {SEND}")
     if found and int(release.split(".")[0]) < 14:
-        return problem(f"{text}: torch's GPU support needs macOS 14")
+        return failed(f"{text}: torch's GPU support needs macOS 14")
     return ok(text)
 
 
 def systems(answers: list[dict]) -> list[Finding]:
     kinds = {entry["answer"]["system"] for entry in answers if "answer" in entry}
-    mixed = problem(f"{' and '.join(sorted(kinds))} cannot train together").named("systems")
+    mixed = failed(f"{' and '.join(sorted(kinds))} cannot train together").named("systems")
     return [mixed] if len(kinds) > 1 else []
 
 
@@ -67,19 +72,19 @@ def python(about: dict) -> Finding:
     """Judge the Python. An Intel one works on an Apple chip too, slowly and without GPU."""
     text = f"{about['python']} {about['machine']}, torch {about['packages']['torch']}"
     if about["system"] == "Darwin" and (about["machine"] != "arm64" or said_in(about, "translated") == "1"):
-        return problem(f"{text}: an Intel Python; use one for arm64 (Homebrew in /opt/homebrew)")
+        return failed(f"{text}: an Intel Python; use one for arm64 (Homebrew in /opt/homebrew)")
     if not about["packages"]["torch"]:
-        return problem(f"{text}: torch is not installed; run: multimac hosts setup")
+        return failed(f"{text}: torch is not installed; run: multimac hosts setup")
     if not OLDEST <= tuple(map(int, about["python"].split(".")[:2])) <= NEWEST:
-        return problem(f"{text}: torch has wheels for Python 3.11 to 3.14")
+        return failed(f"{text}: torch has wheels for Python 3.11 to 3.14")
     if not about["is_real_python"]:
-        return problem(f"{text}: doctor's lines for the firewall name another program than the one that runs")
+        return failed(f"{text}: doctor's lines for the firewall name another program than the one that runs")
     if about["system"] != "Darwin":
         return ok(f"{text}, {about['executable']}")
     # `codesign -dv`: Local Network privacy knows a program by its signature.
     said = about["programs"].get("codesign", {}).get("output", "")
     if "not signed" in said:
-        return problem(f"{text}, not signed: macOS ends unsigned programs on Apple chips")
+        return failed(f"{text}, not signed: macOS ends unsigned programs on Apple chips")
     found = re.search(r"^Identifier=(\S+)", said, re.MULTILINE)
     if not found:
         return skipped(f"{text}; `codesign` said nothing that is understood. {SEND}")
@@ -97,7 +102,7 @@ def imports(both: list[dict]) -> Finding:
     text = f"{text}, of its parent {parent:.1f} s"
     figures = {"seconds": seconds, "gap_s": gap, "parent_gap_s": parent}
     if max(gap, parent) > limit:
-        return problem(f"{text}: after {limit:g} s a host that imports torch counts as lost", **figures)
+        return failed(f"{text}: after {limit:g} s a host that imports torch counts as lost", **figures)
     return ok(text, **figures)
 
 
@@ -119,12 +124,12 @@ def leader(sits: dict) -> Finding:
     shells = f"login shell {sits['shells']['login'] or 'unknown'}"
     if sits["announced"] == sits["group"]:
         return ok(f"the command leads its own process group ({shells})")
-    return problem(f"the command is not in the group that it reported, so it cannot be killed ({shells})")
+    return failed(f"the command is not in the group that it reported, so it cannot be killed ({shells})")
 
 
 def left(sits: dict) -> Finding:
     if sits["left"]:
-        return problem(f"{sits['left']} of 2 processes outlived the kill of their group")
+        return failed(f"{sits['left']} of 2 processes outlived the kill of their group")
     return ok("SIGKILL of a group also ends the children")
 
 
@@ -132,18 +137,18 @@ def zombie(errors: dict) -> Finding:
     text = f"killpg before the wait: {errors['unreaped'] or 'no error'}, after it: {errors['reaped'] or 'no error'}"
     if errors["unreaped"] in ("", "EPERM", "ESRCH") and errors["reaped"] in ("ESRCH", "EPERM"):
         return ok(text, **errors)
-    return problem(f"{text}: the code expects EPERM (macOS), ESRCH or none", **errors)
+    return failed(f"{text}: the code expects EPERM (macOS), ESRCH or none", **errors)
 
 
 def limits(about: dict) -> Finding:
     files, foreign = about["open_files"], about["foreign_address"]
     if why := files.get("failed") or foreign.get("failed"):
-        return problem(why)
+        return failed(why)
     if min(files["after"], files["opened"]) < OPEN_FILES:
         text = f"{files['opened']} files at once: a run that loses hosts often may need more"
-        return problem(text, **files)
+        return failed(text, **files)
     if not foreign["error"]:
-        return problem("listening on another machine's address works: a run would not notice that its own is lost")
+        return failed("listening on another machine's address works: a run would not notice that its own is lost")
     text = f"{files['opened']} files at once; listening on another machine's address gives {foreign['error']}"
     return ok(text, **files)
 
@@ -151,17 +156,17 @@ def limits(about: dict) -> Finding:
 def disk(about: dict) -> Finding:
     folder = about["folder"]
     if "failed" in folder:
-        return problem(folder["failed"])
+        return failed(folder["failed"])
     sync, backups = folder["sync"], folder["backups"]
     if sync["error"]:
-        return problem(f"{sync['how']} of a folder: {sync['error']}; a power cut may undo the last checkpoint")
+        return failed(f"{sync['how']} of a folder: {sync['error']}; a power cut may undo the last checkpoint")
     text = f"{sync['how']} of a folder took {1000 * sync['seconds']:.0f} ms"
     if backups is None:
         return ok(text)
     if (backups["before"], backups["after"]) == ("Included", "Excluded"):
         return ok(f"{text}; Time Machine leaves out what it is told to")
     said = f"{backups['before'] or 'nothing'}, then {backups['after'] or 'nothing'} (status {backups['status']})"
-    return problem(f"{text}; of a folder that was excluded, `tmutil` says {said}: backups may be large")
+    return failed(f"{text}; of a folder that was excluded, `tmutil` says {said}: backups may be large")
 
 
 def awake(about: dict) -> Finding:
@@ -169,11 +174,11 @@ def awake(about: dict) -> Finding:
     if holder is None:
         return skipped("checked on a Mac only")
     if "failed" in holder:
-        return problem(holder["failed"])
+        return failed(holder["failed"])
     if not holder["shown"]:
-        return problem("`pmset -g assertions` does not show `caffeinate`: a host may fall asleep", **holder)
+        return failed("`pmset -g assertions` does not show `caffeinate`: a host may fall asleep", **holder)
     if not holder["ended"] or holder["left"]:
-        return problem("`caffeinate` outlives its command: a host would never sleep again", **holder)
+        return failed("`caffeinate` outlives its command: a host would never sleep again", **holder)
     return ok("`caffeinate` keeps it awake, and ends with its connection", **holder)
 
 
@@ -183,7 +188,7 @@ def arithmetic(answers: list[dict]) -> list[Finding]:
     for entry in answers:
         if "failed" in entry:
             title = f"arithmetic, {entry['host']}" if len(answers) > 1 else "arithmetic"
-            rows.append(problem(entry["failed"]).named(title))
+            rows.append(failed(entry["failed"]).named(title))
     found = [(entry["host"], step) for entry in answers for step in entry.get("answer", [])]
     for kind in dict.fromkeys(step["device"] for _, step in found):
         steps = [(host, step) for host, step in found if step["device"] == kind]
@@ -197,7 +202,7 @@ def _alike(steps: list[tuple[str, dict]], first: dict) -> Finding:
 
     wrong = [host for host, step in steps if any(is_off(step[key], first[key]) for key in ("sum", "norm"))]
     if wrong:
-        return problem(f"{', '.join(wrong)}: another result than {'its own' if len(steps) == 1 else 'A'}'s CPU")
+        return failed(f"{', '.join(wrong)}: another result than {'its own' if len(steps) == 1 else 'A'}'s CPU")
     hosts = ", ".join(host for host, _ in steps)
     names = {"step": "the AdamW step", "norm_bits": "the norm"}
     differing = [name for key, name in names.items() if len({step[key] for _, step in steps}) > 1]
@@ -212,9 +217,9 @@ def shapes(about: dict) -> Finding:
     speed = f"{fixed['median_ms']:.0f} ms a step at one shape, {varying['median_ms']:.0f} ms at changing ones"
     text = f"{about['device']}: {speed}; memory {size(fixed['memory'])}, then {size(varying['memory'])}"
     if not (fixed["is_finite"] and varying["is_finite"]):
-        return problem(f"{text}: a loss is not finite", **about)
+        return failed(f"{text}: a loss is not finite", **about)
     if fixed["memory"] - fixed["memory_before"] > GROWTH:
-        return problem(f"{text}: memory grows at one shape too, so a run would take all of it", **about)
+        return failed(f"{text}: memory grows at one shape too, so a run would take all of it", **about)
     if about["device"] != "cpu" and (varying["median_ms"] > SLOWER * fixed["median_ms"] or grown > GROWTH):
         return ok(f"{text}: changing ones cost time, so runs use few shapes", **about)
     return ok(text, **about)
@@ -224,12 +229,12 @@ def memory(about: dict) -> Finding:
     taken, estimated, beyond = about["taken"], about["estimated"], about["beyond"]
     text = f"{about['device']}: a clip of 30 s takes {size(taken)}, the estimate was {size(estimated)}"
     if about["device"] != "cpu" and taken > TOO_LOW * estimated:
-        return problem(f"{text}: the estimate of memory before a run is wrong", **about)
+        return failed(f"{text}: the estimate of memory before a run is wrong", **about)
     if beyond is None:
         return ok(text, **about)
     if not beyond["is_full"]:
         said = beyond["said"] or "nothing"
-        return problem(f"{text}; past its limit torch says {said}: a run would not know that memory is full")
+        return failed(f"{text}; past its limit torch says {said}: a run would not know that memory is full")
     if not beyond["is_known"]:
         return skipped(f"{text}; past its limit torch says {beyond['said']}. {SEND}", **about)
     return ok(f"{text}; past its limit torch says that memory is full", **about)
@@ -302,7 +307,7 @@ def _watch(asks: Asking, place: Place) -> dict:
 def lid(about: dict) -> Finding:
     own = about["own"]
     if own is None:
-        return problem(f"it has not come back: silent for {about['silent_at_end_s']:.0f} s", **about)
+        return failed(f"it has not come back: silent for {about['silent_at_end_s']:.0f} s", **about)
     slept = own["wall_gap_s"]
     if not about["silences"] and slept < 3.0:
         return ok(f"it did not sleep; longest gap {slept:.1f} s", **about)

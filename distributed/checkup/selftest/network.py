@@ -11,7 +11,7 @@ import secrets
 import time
 from functools import partial
 
-from distributed.checkup.findings import Finding, ok, problem, skipped
+from distributed.checkup.findings import Finding, ok, skipped
 from distributed.checkup.preflight import preflight
 from distributed.hosts.interfaces import interface_with
 from distributed.hosts.keep_awake import hosts_awake
@@ -22,6 +22,7 @@ from distributed.ssh.local_network import WAYS_OUT
 from distributed.ssh.machine import LocalMachine
 
 from .asking import Asked, Asking, Place, told
+from .machine import failed
 
 CONNECT_S = 8.0
 GLOO_S = 10.0  # gloo's own time-out in the tests
@@ -65,7 +66,7 @@ def interfaces(about: dict) -> Finding:
     hardware = {device: port for port, device in re.findall(r"Hardware Port: (.*)\nDevice: (\S+)", said)}
     used = [one for one in about["interfaces"] if one["up"] and _has_ipv4(one) and not one["name"].startswith("lo")]
     if not used:
-        return problem("no interface with an IPv4 address but loopback")
+        return failed("no interface with an IPv4 address but loopback")
     shown = []
     for one in used:
         kinds = list(dict.fromkeys(kind for _, kind in one["addresses"]))
@@ -91,9 +92,9 @@ def names(found: list[dict]) -> Finding:
     wrong += [f"{one['name']} has no IPv4 address" for one in found if not _has_ipv4(one) and "failed" not in one]
     slowest = max((one["seconds"] for one in found), default=0.0)
     if wrong:
-        return problem("; ".join(wrong))
+        return failed("; ".join(wrong))
     if slowest > SLOW_NAME_S:
-        return problem(f"a name took {slowest:.1f} s: put addresses into the hosts file")
+        return failed(f"a name took {slowest:.1f} s: put addresses into the hosts file")
     return ok(f"each host is found, the slowest in {1000 * slowest:.0f} ms")
 
 
@@ -138,7 +139,7 @@ def hosts_check(report: dict | None) -> list[Finding]:
         return []
     errors = [text for severity, _, text in report["problems"] if severity == "error"]
     if errors:
-        return [problem("\n".join(errors))]
+        return [failed("\n".join(errors))]
     rates = [mbit for _, _, _, mbit, _, _ in report["pairs"] if mbit]
     slowest = f", slowest link {min(rates):.0f} Mbit/s" if rates else ""
     warnings = "".join(f"\nwarning: {text}" for _, _, text in report["problems"])
@@ -155,18 +156,19 @@ def ask_connect(asks: Asking) -> list[dict]:
 
     silent = [answer for answer in asks.on_all(listen) if "failed" in answer]
 
-    def targets(each: Place) -> list[list]:
+    def connect_to_others(each: Place) -> list[dict]:
         others = [other for other in asks.places if other is not each or len(asks.places) == 1]
-        return [[other.letter, other.address, ports[other.letter]] for other in others if other.letter in ports]
+        targets = [[other.letter, other.address, ports[other.letter]] for other in others if other.letter in ports]
+        return asks.ask(each, "network.connect", targets=targets)
 
-    return silent + asks.on_all(lambda each: asks.ask(each, "network.connect", targets=targets(each)))
+    return silent + asks.on_all(connect_to_others)
 
 
 def connect(answers: list[dict]) -> list[Finding]:
     rows = []
     for entry in answers:
         if "failed" in entry:
-            rows.append(problem(entry["failed"]).named(f"connect, {entry['host']}"))
+            rows.append(failed(entry["failed"]).named(f"connect, {entry['host']}"))
             continue
         for link in entry["answer"]:
             rows.append(_connection(link).named(f"connect {entry['host']} -> {link['to']}"))
@@ -179,15 +181,15 @@ def _connection(link: dict) -> Finding:
     if not here["ok"]:
         text = f"Python: {here['said']} ({here['errno']})"
         if nc and nc["ok"] and here["errno"] in EHOSTUNREACH:
-            return problem(f"{text}, but nc connects: Local Network privacy of macOS. {WAYS_OUT}")
+            return failed(f"{text}, but nc connects: Local Network privacy of macOS. {WAYS_OUT}")
         if nc and nc["ok"]:
-            return problem(f"{text}, but nc connects: something blocks this Python (firewall, privacy)")
-        return problem(f"{text}{'' if nc is None else '; nc too'}: a firewall, or no way to that host")
+            return failed(f"{text}, but nc connects: something blocks this Python (firewall, privacy)")
+        return failed(f"{text}{'' if nc is None else '; nc too'}: a firewall, or no way to that host")
     if not detached["python"]["ok"]:
         error = detached["python"]
         what = f"not once its parent is gone: {error['said']} ({error['errno']})"
         how = "A run would lose the network with its terminal: start it within `ssh localhost`"
-        return problem(f"Python connects, but {what}. {how}")
+        return failed(f"Python connects, but {what}. {how}")
     if not detached["alone"]:
         return skipped("Python connects; the detached process kept its parent")
     by_nc = "no nc here" if nc is None else "so does nc" if nc["ok"] else "nc does not"
@@ -231,14 +233,14 @@ def _joined(asks: Asking, probe: str, a: Place, b: Place, timeout_s: float, **mo
 def gloo(answers: list[dict]) -> list[Finding]:
     def judge(entry: dict) -> Finding:
         if "failed" in entry:
-            return problem(f"{entry['failed']}: ranks would not find each other")
+            return failed(f"{entry['failed']}: ranks would not find each other")
         about = entry["answer"]
         rates, sent = about["mbit"], f"{about['bytes'] >> 20} MB"
         text = f"{rates['there']:.0f} Mbit/s there, {rates['back']:.0f} back, {rates['both']:.0f} all_reduce ({sent})"
         if not about["is_right"]:
-            return problem(f"{text}: the sum is wrong", **about)
+            return failed(f"{text}: the sum is wrong", **about)
         if min(rates.values()) < SLOW_MBIT:
-            return problem(f"{text}: use a cable, or move closer to the access point", **about)
+            return failed(f"{text}: use a cable, or move closer to the access point", **about)
         return ok(f"{text}, formed in {about['formed_s']:.1f} s", **about)
 
     rows = []
@@ -278,4 +280,4 @@ def silent_peer(about: dict) -> list[Finding]:
     if about["has_ended"]:
         return [ok(f"{text}; {asked:g} s were asked for", **about)]
     what = f"gloo does not keep to a single operation's time-out ({asked:g} s): it keeps buffers for longer"
-    return [problem(what, **about)]
+    return [failed(what, **about)]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distributed.checkup.findings import Finding, Severity, exit_status, ok, problem, skipped
+from distributed.checkup.findings import Finding, Severity, exit_status, ok, skipped
 from distributed.checkup.preflight import shared_folders
 from distributed.hosts.paths import PROJECT, PRUNED, project_settings
 from distributed.hosts.sync import sync
@@ -35,7 +35,7 @@ from whisper_tuner.config import ConfigFile
 
 from . import machine, network
 from .asking import Asking, Desk, Place, ProbeLost
-from .machine import SEND
+from .machine import SEND, failed
 
 FORMAT = 1
 GRACE_S = 10.0
@@ -148,12 +148,12 @@ def sent(report: dict) -> Finding:
 def demo(about: dict) -> list[Finding]:
     text = f"{about['rounds']} rounds in {about['seconds']:.0f} s"
     if about["status"] != 0:
-        return [problem(f"it ended with status {about['status']}: {about['message']}", **about)]
+        return [failed(f"it ended with status {about['status']}: {about['message']}", **about)]
     if about["lost"]:
         lost = "; ".join(f"{host}: {reason}" for host, reason in about["lost"])
-        return [problem(f"{text}, but a host was lost: {lost}", **about)]
+        return [failed(f"{text}, but a host was lost: {lost}", **about)]
     if about["rounds"] < 2 or any(not host["steps"] for host in about["hosts"]):
-        return [problem(f"{text}: two were asked for, with steps of every host", **about)]
+        return [failed(f"{text}: two were asked for, with steps of every host", **about)]
     hosts = ", ".join(f"{host['host']} {host['seconds'] / host['steps']:.2f} s a step" for host in about["hosts"])
     return [ok(f"{text}, nobody lost; {hosts}", **about)]
 
@@ -177,7 +177,7 @@ class Check:
         found = []
         for title, judge in self.each.items():
             for entry in answers:
-                row = problem(entry["failed"]) if "failed" in entry else judge(entry["answer"])
+                row = failed(entry["failed"]) if "failed" in entry else judge(entry["answer"])
                 found.append(row.named(f"{title}, {entry['host']}" if len(answers) > 1 else title))
         return found + [row if row.check else row.named(self.name) for row in self.judge(answers)]
 
@@ -256,7 +256,7 @@ def cleaned(desk: Desk, entry: dict) -> dict:
 def rows_of(entry: Mapping[str, Any]) -> list[Finding]:
     name = entry["check"]
     if "ended" in entry:
-        return [problem(entry["ended"]).named(name)]
+        return [failed(entry["ended"]).named(name)]
     try:
         return BY_NAME[name].rows(entry["answers"])
     except (LookupError, TypeError, ValueError, AttributeError) as error:

@@ -44,6 +44,7 @@ def test_a_step_is_measured_with_about_as_many_clips_as_a_run_has(batch_size, ho
     assert speed.clips_of_each(batch_size, hosts) == clips
 
 
+@pytest.mark.slow
 def test_what_is_wrong_on_a_machine_is_said(spec):
     lost = dataclasses.replace(spec, profile=dataclasses.replace(spec.profile, base_model="/nowhere"))
     assert "/nowhere" in measured(lost).problem and measured(lost).clips_s is None

@@ -20,10 +20,10 @@ STAYS = """ForceCommand exec 3<&0; /bin/sh -c "$SSH_ORIGINAL_COMMAND" <&3 & wait
 @pytest.fixture
 def selftest(tmp_path, monkeypatch, capsys):
     """Runs `multimac selftest` with these arguments: its status, what it printed, its report."""
-    monkeypatch.setattr(command, "CHECKS", [check for check in run.CHECKS if check.name in QUICK])
     monkeypatch.setenv("COLUMNS", "200")
 
-    def call(*arguments: str) -> tuple[int, str, dict]:
+    def call(*arguments: str, checks=QUICK) -> tuple[int, str, dict]:
+        monkeypatch.setattr(command, "CHECKS", [check for check in run.CHECKS if check.name in checks])
         out = tmp_path / "report.json"
         status = cli_typer.main(["selftest", "--out", str(out), *arguments])
         said = capsys.readouterr()
@@ -67,14 +67,14 @@ def test_a_shell_that_does_not_exec(selftest, hosts, ssh_server, monkeypatch):
     ssh_server.stop()
     monkeypatch.setattr(loopback_sshd, "CONFIG", loopback_sshd.CONFIG + STAYS)
     ssh_server.start()
-    status, said, report = selftest("--hosts", hosts())
+    status, said, report = selftest("--hosts", hosts(), checks=("ssh", "code", "process group"))
     assert status == 5, said
     assert verdicts(report)["process group, B"] == verdicts(report)["group kill, B"] == "fail"
     assert verdicts(report)["process group, A"] == "pass"
 
 
 def test_a_host_that_does_not_answer_leaves_the_others_their_turn(selftest, hosts):
-    status, said, report = selftest("--hosts", hosts(ssh_port=9))
+    status, said, report = selftest("--hosts", hosts(ssh_port=9), checks=("ssh", "interfaces"))
     assert status == 5 and "ssh, B" in said
     assert verdicts(report)["ssh, B"] == "fail" and verdicts(report)["interfaces"] == "pass"
 
@@ -82,13 +82,13 @@ def test_a_host_that_does_not_answer_leaves_the_others_their_turn(selftest, host
 def test_what_the_ssh_configuration_knows_of_a_host_is_not_told(selftest, tmp_path, ssh_server):
     ssh_server.configure("Host mini\n  HostName bertrams-mac.invalid\n  User bertram\n  ProxyJump carla@gate.invalid\n")
     (tmp_path / "mini.json").write_text('{"master": "localhost", "workers": ["mini"]}')
-    status, _, report = selftest("--hosts", str(tmp_path / "mini.json"))
+    status, _, report = selftest("--hosts", str(tmp_path / "mini.json"), checks=("ssh", "interfaces"))
     assert status == 5 and verdicts(report)["ssh, B"] == "fail"
     assert not [name for name in ("bertram", "carla", "gate", "mini") if name in json.dumps(report)]
 
 
 def test_a_host_that_takes_no_code_is_left_out(selftest, hosts):
-    status, _, report = selftest("--hosts", hosts(project_path="/proc/multimac"))
+    status, _, report = selftest("--hosts", hosts(project_path="/proc/multimac"), checks=("ssh", "code", "interfaces"))
     assert status == 5
     assert verdicts(report)["code, B"] == "fail" and verdicts(report)["interfaces"] == "pass"
 
@@ -112,18 +112,15 @@ def test_a_demo_that_is_broken_off_leaves_nothing_on_the_host(selftest, hosts, s
     def cut(check):
         return dataclasses.replace(check, limit_s=6) if check.name == "demo" else check
 
-    names = ("ssh", "code", "own address", "demo")
-    monkeypatch.setattr(command, "CHECKS", [cut(check) for check in run.CHECKS if check.name in names])
+    monkeypatch.setattr(run, "CHECKS", [cut(check) for check in run.CHECKS])
     monkeypatch.setattr(run, "ROUNDS", 1000)  # no machine is fast enough
-    status, said, _ = selftest("--hosts", hosts())
+    status, said, _ = selftest("--hosts", hosts(), checks=("ssh", "code", "own address", "demo"))
     assert status == 5 and "no end within 6 s" in said
     assert (ssh_server.folder / "project" / "runs").is_dir(), "the run had begun there"
     assert not list((ssh_server.folder / "project" / "runs").iterdir())
 
 
 def test_ctrl_c_keeps_what_is_known(selftest, monkeypatch):
-    checks = [check for check in run.CHECKS if check.name in ("ssh", "interfaces")]
-    monkeypatch.setattr(command, "CHECKS", checks)
     one = run._one
 
     def interrupted(desk, check):
@@ -132,6 +129,6 @@ def test_ctrl_c_keeps_what_is_known(selftest, monkeypatch):
         return one(desk, check)
 
     monkeypatch.setattr(run, "_one", interrupted)
-    status, said, report = selftest()
+    status, said, report = selftest(checks=("ssh", "interfaces"))
     assert status == 130 and "stopped" in said
     assert not report["complete"] and list(verdicts(report)) == ["ssh"]
