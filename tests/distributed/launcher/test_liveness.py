@@ -206,7 +206,7 @@ SAID = [event for event in Event if event not in BY_CLOCK.union(*RESULTS.values(
 STEP = st.tuples(st.sampled_from(["clock", "result", *SAID]), st.floats(0, 20), st.integers(0, 2))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(STEP, max_size=80))
 def test_whatever_happens_in_whatever_order(steps):
     worker, now, running = Liveness(), 0.0, None

@@ -129,7 +129,7 @@ def test_a_frozen_worker_is_replaced_in_the_end():
     assert run.hosts[1].starts[1][0] - run.time_of("lost") == pytest.approx(T.replace_s, abs=LATE_S)
 
 
-def test_a_host_that_sleeps_for_an_hour_goes_on_with_the_same_worker():
+def test_a_host_that_sleeps_for_long_goes_on_with_the_same_worker():
     run = frozen_after_two_rounds()
     run.at("commit", 2, lambda: (run.hosts[1].toy.freeze(), run.hosts[1].toy.cut()))
 
@@ -137,13 +137,13 @@ def test_a_host_that_sleeps_for_an_hour_goes_on_with_the_same_worker():
         run.hosts[1].is_cut = False
         run.hosts[1].toy.thaw()
 
-    run.at("generation", 2, lambda: run.background.at(3600, wake))
-    run.run(4000)
+    run.at("generation", 2, lambda: run.background.at(600, wake))
+    run.run(1000)
     assert run.generations() == ["01", "0", "01"] and len(run.hosts[1].toys) == 1 and len(run.of("lost")) == 1
-    assert len(run.hosts[1].connects) > 3000
+    assert len(run.hosts[1].connects) > 500
     assert len([line for line in run.log if "no route to host" in line]) == 1
     assert len(run.hosts[1].toy._unheard) < 100  # nothing piles up for a worker that sleeps
-    assert run.time_of("back") - run.time_of("lost") - 3600 < 3
+    assert run.time_of("back") - run.time_of("lost") - 600 < 3
 
 
 def test_a_cut_is_mended_over_a_new_connection():
