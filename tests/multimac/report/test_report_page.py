@@ -371,9 +371,9 @@ def test_a_long_run_gives_a_small_page_soon(made):
     made.steps(range(1, 20_001), validate=50)
     made.end()
     run = made.write()
-    started = time.monotonic()
+    started = time.process_time()  # whatever else the machine does
     page = page_of(run)
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 10
     assert len(page.source) < 200_000 and "a point is the mean of up to 50 steps" in page.text
     assert all(about["d"].count("L") <= 400 for about in page.all("path"))
 
