@@ -9,7 +9,7 @@ from whisper_tuner.data.checks.table import KINDS
 from whisper_tuner.data.formats import rows
 from whisper_tuner.data.formats.layouts import LAYOUTS
 from whisper_tuner.data.formats.place import KIND_OF
-from whisper_tuner.data.problems import Kind
+from whisper_tuner.problems import Kind
 
 PROJECT = Path(__file__).parents[2]
 CHECKS = (PROJECT / "docs" / "checks.md").read_text(encoding="utf-8")

@@ -16,10 +16,10 @@ from pathlib import Path
 import soundfile
 
 from whisper_tuner.data.audio import REFUSED, duration, open_sound
-from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import TunerError
 from whisper_tuner.fact_store import FactStore, file_stamp
 from whisper_tuner.files import download_remedy, is_evicted
+from whisper_tuner.problems import Kind
 
 FACT = "header 1"  # raise its number when a check is added: results of older versions are then ignored
 SHORTEST_S = 0.02  # less than one window of the log-mel

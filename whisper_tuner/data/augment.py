@@ -17,7 +17,7 @@ import numpy as np
 from whisper_tuner.config import Profile
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.labels import Label, LabelEncoder
-from whisper_tuner.data.timed_text import Said, said_in
+from whisper_tuner.timed_text import Said, said_in
 
 PARTS = 4  # a mask is at most one of so many parts of a clip, so that the shortest is not masked whole
 

@@ -41,7 +41,6 @@ from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.features import pad_log_mel
 from whisper_tuner.data.labels import IGNORED, Label, LabelEncoder
-from whisper_tuner.data.problems import Problem
 from whisper_tuner.data.steps import (
     MEL_FRAMES,
     Cost,
@@ -54,6 +53,7 @@ from whisper_tuner.data.steps import (
     whose_turn,
 )
 from whisper_tuner.errors import DataError
+from whisper_tuner.problems import Problem
 
 Assign = Callable[[Sequence[Sample], Sequence[str], Sequence[float]], list[list[Sample]]]
 

@@ -13,10 +13,10 @@ from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.labels import TokenLimit, check_special_tokens, token_limit
-from whisper_tuner.data.problems import Kind, Problem, counts, write_problems
 from whisper_tuner.data.splitting import repeated_note
 from whisper_tuner.errors import DataError
 from whisper_tuner.fact_store import CACHE, FactStore
+from whisper_tuner.problems import Kind, Problem, counts, write_problems
 from whisper_tuner.text import counted
 
 PROBLEMS_FILE = "data-problems.csv"

@@ -16,9 +16,9 @@ from whisper_tuner.data.audio import REFUSED, SAMPLE_RATE, load_audio, mono, ope
 from whisper_tuner.data.audio_check import SHORTEST_S
 from whisper_tuner.data.dataset import offset_of, seconds_of
 from whisper_tuner.data.formats.rows import DURATION_COLUMNS, ID_COLUMNS, AudioNames, BadRow, Cells, Part, Row, cell
-from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import TunerError
 from whisper_tuner.files import atomic_path
+from whisper_tuner.problems import Kind
 
 OVERHANG_S = 0.5  # a last cue may end a little after its recording
 STEM_LETTERS = 60

@@ -33,13 +33,13 @@ from whisper_tuner.data.formats.rows import (
     Row,
     cell,
 )
-from whisper_tuner.data.problems import Kind, Problem
-from whisper_tuner.data.timed_text import why_unusable
 from whisper_tuner.errors import ConfigError, DataError
 from whisper_tuner.files import write_shared
 from whisper_tuner.languages import language_code
 from whisper_tuner.paths import expanded
+from whisper_tuner.problems import Kind, Problem
 from whisper_tuner.text import counted
+from whisper_tuner.timed_text import why_unusable
 
 MAX_DURATION_S = 30.0  # the longest input of Whisper's encoder
 # A stated duration that differs by more from the measured one means another recording, or one cut short.

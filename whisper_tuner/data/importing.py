@@ -18,12 +18,12 @@ from whisper_tuner.data.dataset import MAX_DURATION_S, PartReader, Sample, write
 from whisper_tuner.data.formats.layouts import parts_of
 from whisper_tuner.data.formats.place import read_text
 from whisper_tuner.data.formats.rows import AS_IT_IS, Bounds, Part, Reading
-from whisper_tuner.data.problems import Problem, write_problems
 from whisper_tuner.data.splitting import split
 from whisper_tuner.errors import ConfigError, DataError
 from whisper_tuner.fact_store import FactStore
 from whisper_tuner.files import write_shared
 from whisper_tuner.json_text import parse_json
+from whisper_tuner.problems import Problem, write_problems
 
 RECORD, LEFT_OUT, CLIPS = "import.json", "left-out.csv", "clips"
 BLACKLIST, PATCHES = "blacklist.txt", "patches.csv"

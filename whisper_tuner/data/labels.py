@@ -17,10 +17,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from whisper_tuner.config import Profile
-from whisper_tuner.data.timed_text import Said
 from whisper_tuner.errors import ConfigError, DataError, ModelError
 from whisper_tuner.hub import loading, model_file, settings_of
 from whisper_tuner.languages import UNSPACED, language_code, text_language
+from whisper_tuner.timed_text import Said
 
 if TYPE_CHECKING:
     from transformers import WhisperForConditionalGeneration, WhisperTokenizer

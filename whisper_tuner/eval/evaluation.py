@@ -30,13 +30,13 @@ from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.features import log_mel, pad_log_mel
 from whisper_tuner.data.labels import is_multilingual
-from whisper_tuner.data.problems import Problem
 from whisper_tuner.errors import TunerError
 from whisper_tuner.eval.decoder import Decoder
 from whisper_tuner.eval.predictions import REPETITION, Prediction
 from whisper_tuner.eval.wer import ErrorRates, error_rates, text_normalizer
 from whisper_tuner.languages import joined, language_code, text_language
 from whisper_tuner.model.base_model import encode, full_frames, whisper_of
+from whisper_tuner.problems import Problem
 
 Progress = Callable[[int, int], None]
 """Called with (clips done, clips in all)."""

@@ -14,8 +14,8 @@ import soundfile
 from whisper_tuner.data import audio
 from whisper_tuner.data.audio import CLIP_S, blocks, duration, load_audio
 from whisper_tuner.data.audio_check import examine
-from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
+from whisper_tuner.problems import Kind
 
 HOUR = 3600
 MORE_MB = 120  # than a clip of 30 s takes: some blocks of 16 MB

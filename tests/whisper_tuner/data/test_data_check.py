@@ -19,10 +19,10 @@ from whisper_tuner.data.audio import load_audio
 from whisper_tuner.data.check import PROBLEMS_FILE, check_data, check_manifest
 from whisper_tuner.data.dataset import load_manifest, write_manifest
 from whisper_tuner.data.labels import label_encoder, token_limit
-from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import ConfigError, DataError, ModelError
 from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.hub import check_model
+from whisper_tuner.problems import Kind
 
 BUNDLED = Path(__file__).parents[3] / "bundled"
 

@@ -5,8 +5,8 @@ import pytest
 
 from whisper_tuner.data.dataset import MOST_LETTERS, Sample, load_manifest, write_manifest
 from whisper_tuner.data.formats.rows import AUDIO_COLUMNS, SPEAKER_COLUMNS, TEXT_COLUMNS
-from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
+from whisper_tuner.problems import Kind
 
 
 @pytest.fixture

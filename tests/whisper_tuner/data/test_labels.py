@@ -5,8 +5,8 @@ from transformers.models.whisper.modeling_whisper import shift_tokens_right
 from whisper_tuner.config import Profile
 from whisper_tuner.data.batches import pad_labels
 from whisper_tuner.data.labels import IGNORED, Label, check_special_tokens, first_timestamp, label_encoder
-from whisper_tuner.data.timed_text import Said
 from whisper_tuner.errors import ConfigError, DataError
+from whisper_tuner.timed_text import Said
 
 START = "<|startoftranscript|>"
 

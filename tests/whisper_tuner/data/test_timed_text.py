@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whisper_tuner.data.timed_text import Said, said_in, timed_text_of, why_unusable, without_overlaps
+from whisper_tuner.timed_text import Said, said_in, timed_text_of, why_unusable, without_overlaps
 
 TWO = "<|0.00|> Good morning.<|2.50|><|2.80|> How are you?<|6.10|>"
 hundredths = st.integers(0, 3000).map(lambda number: number / 100)

@@ -19,10 +19,10 @@ from whisper_tuner.data.checks.material import PARTS, TRAIN, Material
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
 from whisper_tuner.data.formats.place import KIND_OF
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
-from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
 from whisper_tuner.fact_store import CACHE, FactStore, file_stamp
 from whisper_tuner.hub import loading, model_file
+from whisper_tuner.problems import Kind
 
 FACT = "sound 1"  # raise its number when Facts change: those of older versions are then ignored
 AHEAD = 4  # clips for each thread that may be decoded at once: what waits holds memory

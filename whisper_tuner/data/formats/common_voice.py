@@ -9,8 +9,8 @@ from pathlib import Path
 
 from whisper_tuner.data.formats.place import Place, first_line, read_text
 from whisper_tuner.data.formats.rows import BadRow, Part, Parts, Reading, Row
-from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
+from whisper_tuner.problems import Kind
 
 CLIPS = "clips"
 COLUMNS = {"client_id", "path", "sentence"}

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from whisper_tuner.data.formats.place import Place, by_kind, read_text
 from whisper_tuner.data.formats.rows import BadRow, Part, Parts, Reading, Row
-from whisper_tuner.data.problems import Kind
+from whisper_tuner.problems import Kind
 
 LISTS = ".trans.txt"
 CAPITALS = "its texts are all in capitals, without punctuation, and a model learns to write so"

@@ -8,8 +8,8 @@ from functools import partial
 from whisper_tuner.data.formats.place import Place, first_line, read_text
 from whisper_tuner.data.formats.rows import BadRow, Part, Parts, Reading, Row
 from whisper_tuner.data.formats.table import is_header
-from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
+from whisper_tuner.problems import Kind
 
 WAVS, LIST = "wavs", "metadata.csv"
 WIDTHS = (2, 3)

@@ -13,8 +13,8 @@ from typing import Any
 
 from whisper_tuner.data.formats.place import HUB_ID, KIND_OF, Place, kind_of_folder
 from whisper_tuner.data.formats.rows import BadRow, Part, Parts, Reading, Row, check_columns
-from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError, MissingProgram
+from whisper_tuner.problems import Kind
 
 LIBRARY = "datasets"
 ON_DISK = ("dataset_dict.json", "state.json")  # what save_to_disk leaves: of several parts, of one

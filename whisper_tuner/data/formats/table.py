@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from whisper_tuner.data.formats.rows import USUAL_FOLDERS, AudioNames, BadRow, Part, Reading, Row, no_column
-from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
+from whisper_tuner.problems import Kind
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
 ITS_NAME = {character: name for name, character in DELIMITERS.items()}

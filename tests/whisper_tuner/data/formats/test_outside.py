@@ -13,8 +13,8 @@ from multimac.wizard.data import bring_in
 from multimac.wizard.questions import Questions
 from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.data.importing import OutsideAudio, import_source
-from whisper_tuner.data.problems import Kind
 from whisper_tuner.errors import DataError
+from whisper_tuner.problems import Kind
 
 CUE = "1\n00:00:00,000 --> 00:00:00,500\nTheirs.\n"
 
