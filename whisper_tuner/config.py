@@ -11,7 +11,7 @@ from typing import Any
 
 from exogym.config import hints_of, nearest, parse, setting, validate
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.paths import expanded
+from whisper_tuner.files import expanded
 
 INHERITED = ("model", "dataset")  # kinds of sections that a profile is made of
 KINDS = (*INHERITED, "profile", "distributed")

@@ -12,9 +12,8 @@ from safetensors import SafetensorError, safe_open
 from exogym.config import nearest
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError, ModelError
-from whisper_tuner.files import download_remedy, is_evicted
-from whisper_tuner.json_text import parse_json
-from whisper_tuner.paths import expanded, is_below
+from whisper_tuner.files import download_remedy, expanded, is_below, is_evicted
+from whisper_tuner.text import parse_json
 
 ADAPTER_CONFIG = "adapter_config.json"  # of a LoRA adapter
 HUB_ID = r"\w[\w.-]*/[\w.-]+"

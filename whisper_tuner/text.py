@@ -1,8 +1,11 @@
-"""Counts, sizes, durations and the time left, as people read them."""
+"""Counts, sizes, durations and the time left, as people read them; and JSON that anybody may have written."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
+from typing import Any
 
 FIRST_S = 5.0  # before that a rate says little
 
@@ -56,3 +59,15 @@ class Pace:
         if now - since < FIRST_S or not before < done < total:
             return None
         return (total - done) * (now - since) / (done - before)
+
+
+def parse_json(text: str | bytes, *, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """Parse as json.loads does, but all that can be wrong with the text is a ValueError, in words for a user."""
+    try:
+        return json.loads(text, object_pairs_hook=object_pairs_hook)
+    except RecursionError:
+        raise ValueError("brackets nested too deeply") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:  # Python's protection from numbers of many thousand digits
+        raise ValueError("a number of too many digits") from None

@@ -29,7 +29,7 @@ from distributed.ssh.machine import LocalMachine, Machine
 from whisper_tuner.data.dataset import Manifest, Sample, write_manifest
 from whisper_tuner.errors import HostError
 from whisper_tuner.files import write_atomically
-from whisper_tuner.json_text import parse_json
+from whisper_tuner.text import parse_json
 
 PROBE = "distributed.worker.speed"
 STEPS = 4  # of the probe, which counts all but the first

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 
-from whisper_tuner.json_text import parse_json
+from whisper_tuner.text import parse_json
 
 MARK = "\x1e"
 Endpoint = tuple[str, int]

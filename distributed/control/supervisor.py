@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from whisper_tuner.json_text import parse_json
+from whisper_tuner.text import parse_json
 
 from .messages import event_line
 from .timeouts import Timeouts

@@ -14,7 +14,7 @@ from typing import Any
 
 from distributed.ssh.machine import Machine
 from whisper_tuner.errors import HostError
-from whisper_tuner.json_text import parse_json
+from whisper_tuner.text import parse_json
 
 from .paths import PROJECT
 

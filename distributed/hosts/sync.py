@@ -21,9 +21,8 @@ from typing import Any
 from distributed.ssh.connection import Remote
 from distributed.ssh.machine import on_each
 from whisper_tuner.errors import DataError, HostError
-from whisper_tuner.files import write_atomically
-from whisper_tuner.json_text import parse_json
-from whisper_tuner.paths import is_below
+from whisper_tuner.files import is_below, write_atomically
+from whisper_tuner.text import parse_json
 
 from .agent_call import agent_call
 from .paths import MADE_BY, PROJECT, REMOTE_LISTS, REMOTE_WHEELS, STORE, SyncItem

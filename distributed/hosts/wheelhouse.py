@@ -17,8 +17,7 @@ from packaging.tags import mac_platforms
 from packaging.utils import parse_wheel_filename
 
 from whisper_tuner.errors import HostError
-from whisper_tuner.files import write_atomically
-from whisper_tuner.paths import below
+from whisper_tuner.files import below, write_atomically
 
 from .paths import PROJECT
 

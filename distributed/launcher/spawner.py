@@ -24,9 +24,8 @@ from distributed.ssh.host import Host
 from distributed.ssh.machine import MOST_BYTES, LocalMachine, Machine, Process
 from distributed.ssh.process import if_late
 from whisper_tuner.errors import HostError, RunError
-from whisper_tuner.files import atomic_folder
-from whisper_tuner.json_text import parse_json
-from whisper_tuner.paths import below
+from whisper_tuner.files import atomic_folder, below
+from whisper_tuner.text import parse_json
 
 WORKER = "distributed.worker.main"
 RELAY = "distributed.control.relay"

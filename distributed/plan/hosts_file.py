@@ -16,8 +16,8 @@ from distributed.hosts.interfaces import addresses_of, own_interfaces, route_to
 from distributed.ssh.host import PROJECT_PATH, Host, Hosts
 from exogym.config import nearest
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.json_text import parse_json
-from whisper_tuner.paths import expanded
+from whisper_tuner.files import expanded
+from whisper_tuner.text import parse_json
 
 if TYPE_CHECKING:  # `data check` reads a hosts file without paramiko
     from distributed.ssh.connection import Remote

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from exogym.config import hints_of, kind_of
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.json_text import parse_json
+from whisper_tuner.text import parse_json
 
 T = TypeVar("T")
 

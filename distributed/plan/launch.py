@@ -17,7 +17,7 @@ from distributed.hosts.paths import PROJECT, SyncItem
 from distributed.ssh.host import Host
 from whisper_tuner.errors import ConfigError, RunError
 from whisper_tuner.files import atomic_path, sync_folder, write_atomically
-from whisper_tuner.json_text import parse_json
+from whisper_tuner.text import parse_json
 
 from .json_fields import build, json_of
 from .run_spec import CHECKPOINTS, SPEC, RunSpec

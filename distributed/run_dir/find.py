@@ -14,7 +14,7 @@ from pathlib import Path
 
 from exogym.config import nearest
 from whisper_tuner.errors import ConfigError, RunError
-from whisper_tuner.paths import expanded
+from whisper_tuner.files import expanded
 
 from .folder import date_in, disk_use, only_one
 from .summary import FAILED, FINISHED, INTERRUPTED, RUNNING, RunSummary, read_run

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from whisper_tuner.files import DISK
-from whisper_tuner.json_text import parse_json
+from whisper_tuner.text import parse_json
 
 from .events import Event, event_of
 

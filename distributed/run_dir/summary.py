@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from whisper_tuner.errors import ExitStatus
-from whisper_tuner.json_text import parse_json
+from whisper_tuner.text import parse_json
 
 from .events import MOST, Event
 from .folder import date_in, disk_use, is_running

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from whisper_tuner.errors import HostError, MissingProgram
-from whisper_tuner.paths import expanded
+from whisper_tuner.files import expanded
 
 PROJECT_PATH = "~/multimac-whisper"
 

@@ -19,7 +19,7 @@ from distributed.control.timeouts import Timeouts
 from distributed.hosts.agent.files import hold
 from distributed.hosts.keep_awake import keep_awake
 from distributed.plan.run_spec import AFTER, DecodeSpec
-from whisper_tuner.json_text import parse_json
+from whisper_tuner.text import parse_json
 
 
 def main() -> None:

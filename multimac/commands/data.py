@@ -22,8 +22,8 @@ from whisper_tuner.data.formats.table import DELIMITERS
 from whisper_tuner.data.importing import LEFT_OUT, ImportedPart, import_source, read_corrections
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus
 from whisper_tuner.fact_store import CACHE, FactStore
+from whisper_tuner.files import expanded, shown
 from whisper_tuner.languages import language_code
-from whisper_tuner.paths import expanded, shown
 from whisper_tuner.problems import Kind, Problem, counts
 from whisper_tuner.text import counted, duration
 

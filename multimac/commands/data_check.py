@@ -34,9 +34,9 @@ from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.labels import token_limit
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
 from whisper_tuner.fact_store import CACHE, FactStore
+from whisper_tuner.files import expanded, shown
 from whisper_tuner.hub import is_adapter
 from whisper_tuner.languages import language_code, text_language
-from whisper_tuner.paths import expanded, shown
 
 from .cut_long import cut_long, long_clips, told_of
 from .options import CONFIG, MODEL, Config, Language, Set, command

@@ -32,7 +32,7 @@ from whisper_tuner.eval.predictions import counts
 from whisper_tuner.eval.wer import wer_difference, wer_interval
 from whisper_tuner.export.final import load_model
 from whisper_tuner.export.formats import Format, Merged, Speech, chosen
-from whisper_tuner.paths import shown
+from whisper_tuner.files import shown
 from whisper_tuner.text import size
 
 from .options import CONFIG, MODEL, Config, Language, command

@@ -27,8 +27,8 @@ from multimac.view.run_tables import print_next
 from multimac.view.terminal import Console
 from whisper_tuner.errors import ConfigError, ExitStatus, HostError, RunError, TunerError
 from whisper_tuner.export.final import save_final
+from whisper_tuner.files import below
 from whisper_tuner.model.base_model import load_base, prepare, set_language
-from whisper_tuner.paths import below
 
 from .options import HOSTS, HostsFile, Run, command
 

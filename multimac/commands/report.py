@@ -11,7 +11,7 @@ from distributed.run_dir.find import find_run
 from multimac.report.page import contents, write_report
 from multimac.view.models import folders_of
 from whisper_tuner.errors import ExitStatus
-from whisper_tuner.paths import shown
+from whisper_tuner.files import shown
 
 from .options import CONFIG, Config, Run, RunsDir, command
 

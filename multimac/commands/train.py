@@ -35,7 +35,7 @@ from whisper_tuner.data.formats.layouts import doubtful
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.data.importing import allowed, outside_of
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
-from whisper_tuner.paths import shown
+from whisper_tuner.files import shown
 from whisper_tuner.text import duration, size
 
 from .attach_stop import start

@@ -21,10 +21,9 @@ from multimac.view.progress import progress, share, working
 from multimac.view.terminal import Console
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
 from whisper_tuner.eval.subtitles import SUFFIXES, rendered
-from whisper_tuner.files import write_shared
+from whisper_tuner.files import AUDIO_SUFFIXES, write_shared
 from whisper_tuner.interrupts import as_ctrl_c
 from whisper_tuner.languages import language_code
-from whisper_tuner.paths import AUDIO_SUFFIXES
 from whisper_tuner.text import harmless
 
 from .options import CONFIG, MODEL, Config, Language, command

@@ -21,7 +21,7 @@ from whisper_tuner.config import Profile
 from whisper_tuner.data.check import PROBLEMS_FILE
 from whisper_tuner.data.dataset import DURATION_COLUMNS, LANGUAGE_COLUMNS
 from whisper_tuner.files import read_table
-from whisper_tuner.json_text import parse_json
+from whisper_tuner.text import parse_json
 
 from .template import Private
 

@@ -20,8 +20,7 @@ from whisper_tuner.data.formats.rows import ID_COLUMNS, LANGUAGE_COLUMNS, SPEAKE
 from whisper_tuner.errors import DataError
 from whisper_tuner.eval.predictions import PREDICTIONS
 from whisper_tuner.eval.wer import Difference, Interval, wer_difference, wer_interval
-from whisper_tuner.files import read_table
-from whisper_tuner.paths import expanded
+from whisper_tuner.files import expanded, read_table
 from whisper_tuner.text import counted
 
 from .asked import listed_clips

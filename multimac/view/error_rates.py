@@ -29,8 +29,8 @@ from whisper_tuner.eval.predictions import (
     worst,
 )
 from whisper_tuner.export.final import base_of, load_model
+from whisper_tuner.files import shown
 from whisper_tuner.hub import is_adapter
-from whisper_tuner.paths import shown
 from whisper_tuner.text import duration
 
 from .models import origin_of, slug

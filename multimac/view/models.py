@@ -10,8 +10,8 @@ from distributed.run_dir.summary import RunSummary, read_run
 from exogym.config import nearest
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError
+from whisper_tuner.files import expanded, shown
 from whisper_tuner.hub import ADAPTER_CONFIG, HUB_ID, model_file, model_folder
-from whisper_tuner.paths import expanded, shown
 
 FINAL = "final"
 REMEDY = "Name a run (see `multimac runs list`), a model's folder, or a hub id such as openai/whisper-small."

@@ -17,7 +17,7 @@ from rich.text import Text
 from distributed.plan.launch import Launch
 from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, RUNNING, HostFigures, RunSummary
 from whisper_tuner.errors import RunError
-from whisper_tuner.paths import shown
+from whisper_tuner.files import shown
 from whisper_tuner.text import duration, size
 
 LONG_WAIT = 0.02  # of the time of all steps; what is less is not worth a column

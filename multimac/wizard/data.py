@@ -34,8 +34,8 @@ from whisper_tuner.data.formats.rows import AS_IT_IS
 from whisper_tuner.data.importing import OutsideAudio, import_source, outside_of
 from whisper_tuner.data.splitting import split
 from whisper_tuner.errors import ConfigError, TunerError
+from whisper_tuner.files import expanded, shown
 from whisper_tuner.languages import language_code
-from whisper_tuner.paths import expanded, shown
 from whisper_tuner.text import duration
 
 from .draft import KINDS, Data, numbered

@@ -15,9 +15,8 @@ from distributed.ssh.host import Hosts
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import Sample, write_manifest
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.files import write_shared
+from whisper_tuner.files import shown, write_shared
 from whisper_tuner.model.memory import ModelShape
-from whisper_tuner.paths import shown
 
 HEADER = re.compile(r"^(?=\[)", re.MULTILINE)
 Section = tuple[str, dict[str, str]]  # such as "profile:mine", with its keys and values

@@ -22,8 +22,8 @@ from multimac.view.terminal import Console
 from whisper_tuner.config import KINDS as SECTION_KINDS
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError, ExitStatus
+from whisper_tuner.files import shown
 from whisper_tuner.interrupts import as_ctrl_c
-from whisper_tuner.paths import shown
 
 from .data import ask_data
 from .draft import Draft, numbered, read_text

@@ -32,8 +32,8 @@ from multimac.view.transfers import transfers
 from whisper_tuner.config import Profile
 from whisper_tuner.data.steps import steps_in_epoch
 from whisper_tuner.errors import ConfigError, HostError, TunerError
+from whisper_tuner.files import expanded
 from whisper_tuner.model.memory import trained_parameters
-from whisper_tuner.paths import expanded
 from whisper_tuner.text import size
 
 from .draft import Draft, Group, numbered

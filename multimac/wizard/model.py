@@ -21,11 +21,11 @@ from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.labels import MULTILINGUAL_VOCABULARY, token_limit
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.eval.spoken_language import languages_heard
+from whisper_tuner.files import expanded, shown
 from whisper_tuner.hub import HUB_ID, folder_here, settings_of
 from whisper_tuner.languages import language_code
 from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import MPS_SHARE, profile_memory, shape_of
-from whisper_tuner.paths import expanded, shown
 from whisper_tuner.text import size
 
 from .draft import Draft, Model

@@ -22,8 +22,7 @@ from multimac.view.terminal import Console
 from whisper_tuner.config import IniParser
 from whisper_tuner.errors import ConfigError, TunerError
 from whisper_tuner.files import write_atomically
-from whisper_tuner.json_text import parse_json
-from whisper_tuner.text import is_unicode
+from whisper_tuner.text import is_unicode, parse_json
 
 T = TypeVar("T")
 E = TypeVar("E", "Asked", "Done")

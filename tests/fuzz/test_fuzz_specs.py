@@ -19,7 +19,7 @@ from exogym.strategy import DiLoCoConfig
 from multimac.commands import resume
 from multimac.view.models import origin_of
 from whisper_tuner.config import Profile
-from whisper_tuner.json_text import parse_json
+from whisper_tuner.text import parse_json
 
 PROFILE = Profile(base_model="model", train=Path("clips.csv"), lora_targets=("q_proj",))
 SPEC = RunSpec(

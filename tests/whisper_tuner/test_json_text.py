@@ -2,7 +2,7 @@
 
 import pytest
 
-from whisper_tuner.json_text import parse_json
+from whisper_tuner.text import parse_json
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 3000, '{"a":' * 3000, "9" * 5000, b"\xff", "\ud800"])

@@ -34,9 +34,8 @@ from whisper_tuner.data.formats.rows import (
     cell,
 )
 from whisper_tuner.errors import ConfigError, DataError
-from whisper_tuner.files import write_shared
+from whisper_tuner.files import expanded, write_shared
 from whisper_tuner.languages import language_code
-from whisper_tuner.paths import expanded
 from whisper_tuner.problems import Kind, Problem
 from whisper_tuner.text import counted
 from whisper_tuner.timed_text import why_unusable

@@ -22,8 +22,8 @@ from whisper_tuner.data.splitting import split
 from whisper_tuner.errors import ConfigError, DataError
 from whisper_tuner.fact_store import FactStore
 from whisper_tuner.files import write_shared
-from whisper_tuner.json_text import parse_json
 from whisper_tuner.problems import Problem, write_problems
+from whisper_tuner.text import parse_json
 
 RECORD, LEFT_OUT, CLIPS = "import.json", "left-out.csv", "clips"
 BLACKLIST, PATCHES = "blacklist.txt", "patches.csv"

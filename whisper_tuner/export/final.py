@@ -19,10 +19,9 @@ from torch import nn
 from transformers import GenerationConfig, WhisperForConditionalGeneration, WhisperProcessor, WhisperTokenizer
 
 from whisper_tuner.errors import ModelError, RunError
-from whisper_tuner.files import atomic_folder, write_atomically
+from whisper_tuner.files import atomic_folder, expanded, write_atomically
 from whisper_tuner.hub import ADAPTER_CONFIG, HUB_ID, is_adapter, loading, settings_of
 from whisper_tuner.model.base_model import load_base, whisper_of
-from whisper_tuner.paths import expanded
 from whisper_tuner.text import is_unicode
 
 

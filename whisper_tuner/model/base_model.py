@@ -24,10 +24,10 @@ from transformers.utils import cached_file
 from whisper_tuner.config import Profile
 from whisper_tuner.data.labels import is_multilingual
 from whisper_tuner.errors import ConfigError, ModelError
+from whisper_tuner.files import expanded
 from whisper_tuner.hub import HUB_ID, LAYOUT, check_kind, loading
-from whisper_tuner.json_text import parse_json
 from whisper_tuner.languages import language_code
-from whisper_tuner.paths import expanded
+from whisper_tuner.text import parse_json
 
 
 def load_base(path: str | Path) -> tuple[WhisperForConditionalGeneration, WhisperProcessor]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from whisper_tuner.config import Profile
 from whisper_tuner.data.batch_shapes import CPU_POSITIONS, POSITIONS
-from whisper_tuner.json_text import parse_json
-from whisper_tuner.paths import expanded
+from whisper_tuner.files import expanded
+from whisper_tuner.text import parse_json
 
 FLOAT = 4  # bytes
 # For each trained parameter, beside its value: 4 for the gradient, 8 for AdamW's moments, 12 for three flats of DiLoCo

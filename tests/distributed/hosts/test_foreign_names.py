@@ -21,7 +21,7 @@ from exogym.strategy import DiLoCoConfig
 from multimac.commands.recover import recover
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import HostError, RunError
-from whisper_tuner.paths import below
+from whisper_tuner.files import below
 
 NAMES = [
     "../evil",

@@ -16,9 +16,9 @@ from whisper_tuner.data.formats import subtitles, table
 from whisper_tuner.data.formats.place import KIND_OF, Place, first_line, read_text
 from whisper_tuner.data.formats.rows import USUAL_FOLDERS, BadRow, Cells, Part, Parts, Reading, Row, check_columns
 from whisper_tuner.errors import DataError
-from whisper_tuner.json_text import parse_json
-from whisper_tuner.paths import AUDIO_SUFFIXES
+from whisper_tuner.files import AUDIO_SUFFIXES
 from whisper_tuner.problems import Kind
+from whisper_tuner.text import parse_json
 
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 SUFFIXES = (".csv", ".tsv", *JSON_SUFFIXES)

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from whisper_tuner.data.formats.place import Place, parts_by_folder, read_text
 from whisper_tuner.data.formats.rows import BadRow, Cells, Part, Parts, Reading, Row
 from whisper_tuner.errors import DataError
-from whisper_tuner.paths import AUDIO_SUFFIXES
+from whisper_tuner.files import AUDIO_SUFFIXES
 from whisper_tuner.problems import Kind
 
 TEXT = ".txt"

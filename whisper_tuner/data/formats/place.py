@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from whisper_tuner.data.formats.rows import Part, Parts, Reading
 from whisper_tuner.errors import DataError
-from whisper_tuner.paths import is_file
+from whisper_tuner.files import is_file
 
 KIND_NAMES = {
     "train": ("train", "training"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from whisper_tuner.errors import DataError
-from whisper_tuner.paths import AUDIO_SUFFIXES, expanded, is_file
+from whisper_tuner.files import AUDIO_SUFFIXES, expanded, is_file
 from whisper_tuner.problems import Kind
 from whisper_tuner.text import is_unicode
 
