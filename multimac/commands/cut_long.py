@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,10 +65,9 @@ def cut_long(
                 found[place] = f"it is in {BLACKLIST}"
             else:
                 text = (corrections.texts or {}).get(sample.id) or repaired(sample.text)
+                name = partial(_name, taken, sample.id)
                 try:
-                    found[place] = clips.cut(
-                        replace(sample, text=text, timed_text=""), lambda piece, s=sample: _name(s.id, piece, taken)
-                    )
+                    found[place] = clips.cut(replace(sample, text=text, timed_text=""), name)
                 except NotCut as reason:
                     found[place] = str(reason)
             show(number)
@@ -86,7 +86,7 @@ def told_of(long: Sequence[Row], cuts: Cuts) -> Iterator[str]:
         yield f"{len(refused) - TOLD} more were not cut."
 
 
-def _name(own: str, number: int, taken: set[str]) -> str:
+def _name(taken: set[str], own: str, number: int) -> str:
     name = f"{own}-{number}"
     return f"{own}-cut-{number}" if name in taken else name
 

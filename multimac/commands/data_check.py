@@ -205,7 +205,7 @@ def _loaded(name: str) -> tuple:
     from whisper_tuner.export.final import load_model
 
     model, processor = load_model(name)
-    return model.to(devices.choose()), processor
+    return model.to(devices.choose()), processor  # type: ignore[arg-type]  # transformers' own type of it is wrong
 
 
 def _heard(

@@ -163,7 +163,7 @@ def _results(
             model, processor = loaded = loaded or load_model(chosen.path)
             with counting(console, f"{chosen.name[-30:]} {manifest.path.name}", len(manifest.samples)) as show:
                 result = evaluate_model(
-                    model.to(devices.choose()),
+                    model.to(devices.choose()),  # type: ignore[arg-type]  # transformers' own type of it is wrong
                     processor,
                     manifest.samples,
                     language=decoding.language,

@@ -116,6 +116,9 @@ def _recover(one: Kept, final: Path, here: Path, tell: Callable[[str], None]) ->
     """Fetch what is needed, and export. Raises RunError, HostError, ModelError."""
     folder = _fetched(one, final.parent)
     profile = RunSpec.from_json((folder / f"{one.rank}{SPEC}").read_text("utf-8")).profile
+    if profile is None:
+        again = "Call fit again with save_dir and resume=True."
+        raise RunError(f"run {one.run} trains a model of your own", remedy=again)
     base = _fetched_base(one, profile.base_model, here)
     try:
         state = Checkpoints(folder, unquote(one.rank)).load(one.number)["agreed"]
@@ -123,13 +126,13 @@ def _recover(one: Kept, final: Path, here: Path, tell: Callable[[str], None]) ->
         raise RunError(str(error)) from None
     model, processor = load_base(base)
     set_language(model, profile.language or None, profile.task)
-    model = prepare(model, profile)
+    trained = prepare(model, profile)
     weights = state["strategy"]["weights"]
     if profile.keep_best and state["best_weights"] is not None:
         weights = state["best_weights"]
         tell(f"  of step {state['now']['best_at']}, which had the lowest validation loss so far (keep_best)")
-    FlatParameters(WhisperModelWrapper(model, processor, "cpu")).write(weights)
-    return save_final(model, processor, final, base)
+    FlatParameters(WhisperModelWrapper(trained, processor, "cpu")).write(weights)
+    return save_final(trained, processor, final, base)
 
 
 def _fetched(one: Kept, run_dir: Path) -> Path:

@@ -50,17 +50,18 @@ def resume_run(
 
 
 def _check(run_dir: Path, launch: Launch, name: str) -> None:
-    run, profile = launch.run_id, launch.ranks[0].spec.profile
+    run = launch.run_id
     if name and name != launch.name:
         raise ConfigError(f"run {run} trains {launch.name}, not {name}", remedy="Leave the name out.")
     _check_specs(run_dir, launch)
+    profile = launch.ranks[0].spec.known_profile
     if is_running(run_dir):
         raise RunError(f"run {run} is running", remedy=f"Follow it with: multimac runs attach {run}")
     if read_run(run_dir).state == FINISHED:
         raise RunError(f"run {run} is finished", remedy="To train more, start a new run with more epochs.")
-    read_here = [profile.train, profile.validation, launch.test]  # by rank 0
+    read_here: list[str | Path | None] = [profile.train, profile.validation, launch.test]  # by rank 0
     read_here += [profile.base_model] if Path(profile.base_model).is_absolute() else []
-    for path in filter(None, read_here):
+    for path in [path for path in read_here if path]:
         if not os.path.exists(path):  # noqa: PTH110 - Path.exists raises for a name longer than names can be
             raise RunError(f"run {run} needs {path}, which is gone", remedy="Put it back, or start a new run.")
     check_model(profile)
@@ -87,6 +88,8 @@ def _bring_up_to_date(
 
     Nothing in the run's folder that it needs is changed before all hosts have their files. Returns the new run.json.
     """
+    if launch.master is None:
+        raise RunError(f"{run_dir / 'run.json'} names hosts, but no master", remedy="Start a new run.")
     before = Hosts(master=launch.master, workers=tuple(rank.host for rank in launch.ranks if rank.host))
     hosts = load_hosts(hosts_file) if hosts_file else before
     others = _addresses(hosts) != _addresses(before)

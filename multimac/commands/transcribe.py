@@ -122,7 +122,7 @@ def _listener(console: Console, model_path: str, language: str, *, words: bool) 
     fetch_model(model_path)
     with working(console, "loading the model"):
         model, processor = load_model(model_path)
-        model = model.to(devices.choose())
+        model = model.to(devices.choose())  # type: ignore[arg-type]  # transformers' own type of it is wrong
     if words:
         require_alignment(whisper_of(model))
 

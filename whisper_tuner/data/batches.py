@@ -161,7 +161,7 @@ class ShardBatches:
     def plan(
         self,
         epoch: int,
-        left: Sequence[bool] | None,
+        left: Iterable[Any] | None,
         members: Sequence[str],
         weights: Sequence[float],
         steps_before: int = 0,
