@@ -95,7 +95,7 @@ def told(done: subprocess.CompletedProcess) -> dict:
 @pytest.fixture(scope="module")
 def as_it_is() -> dict:
     """What the lab says of this machine with nothing taken away."""
-    command = [sys.executable, "tests/lab/try_machine.py"]
+    command = [sys.executable, "-m", "lab.try_machine"]
     env = os.environ | {"PYTHONPATH": f"{PROJECT}:{PROJECT}/tests"}
     return told(subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, env=env, timeout=180))
 
@@ -103,7 +103,7 @@ def as_it_is() -> dict:
 @pytest.mark.parametrize("case", CASES)
 def test_a_lab_comes_up_without(without, as_it_is, case):
     take_away, lacking, refused = CASES[case]
-    said = told(without(take_away, "tests/lab/try_machine.py", "", "tunnel" if "tun" in case else ""))
+    said = told(without(take_away, "-m", "lab.try_machine", "", "tunnel" if "tun" in case else ""))
     assert set(said["lacking"]) == lacking | set(as_it_is["lacking"])
     assert set(said["refused"]) == refused | set(as_it_is["refused"])
     assert all(reason.startswith("this machine lacks ") for reason in said["refused"].values())
@@ -111,7 +111,7 @@ def test_a_lab_comes_up_without(without, as_it_is, case):
 
 def test_a_lab_below_a_mount_in_a_home_that_is_one(without):
     with tempfile.TemporaryDirectory(dir=user_home()) as folder:
-        told(without(f"mount --bind ~ ~; mount -t tmpfs none {folder}", "tests/lab/try_machine.py", folder))
+        told(without(f"mount --bind ~ ~; mount -t tmpfs none {folder}", "-m", "lab.try_machine", folder))
 
 
 def test_a_lab_that_cannot_be_is_refused_by_name(without):
