@@ -285,7 +285,7 @@ class _Preflight:
 
 
 # Of two hosts that share a folder, each would replace and remove what the other has. Neither links hide that, nor the
-# names by which the hosts know a network disk: see distributed/hosts/agent/folders.py.
+# names by which the hosts know a network disk: see distributed/hosts/agent/files.py.
 
 
 def shared_folders(master: Host, remotes: Sequence[Remote]) -> list[Finding]:

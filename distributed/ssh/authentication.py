@@ -92,8 +92,7 @@ def verdict_on(blob: bytes, entries: Sequence[Entry]) -> Verdict:
 
 def check_host(host: Host, settings: SshSettings, transport: paramiko.Transport, timeout: float) -> None:
     """Key exchange, then the host key's check; nothing is sent to a host whose key does not pass."""
-    plain = settings.hostname if settings.port == 22 else f"[{settings.hostname}]:{settings.port}"
-    name = settings.key_alias or plain
+    name = settings.known_as
     known = known_keys(name, settings.known_hosts)
     # Asked for another kind of key than the known ones, an honest host would seem to have changed.
     kinds = {kind for entry in known for kind in (RSA if entry.kind == "ssh-rsa" else {entry.kind}) if not entry.mark}

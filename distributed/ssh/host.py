@@ -70,6 +70,11 @@ class SshSettings:
     proxy_command: str | None
 
     @property
+    def known_as(self) -> str:
+        """The name that known_hosts has it under."""
+        return self.key_alias or (self.hostname if self.port == 22 else f"[{self.hostname}]:{self.port}")
+
+    @property
     def target(self) -> str:
         """The words that a person types after `ssh`."""
         port = f"-p {self.port} " if self.port != 22 else ""
@@ -117,16 +122,23 @@ def _ask_ssh(host: Host) -> dict[str, list[str]]:
     command += ["-p", str(host.port)] if host.port else []
     command += ["-i", str(host.key_path)] if host.key_path else []
     try:
-        result = subprocess.run([*command, "--", host.address], capture_output=True, timeout=20)
+        result = subprocess.run(
+            [*command, "--", host.address],
+            capture_output=True,
+            timeout=20,
+            encoding="utf-8",  # as text: ssh ends its lines with \r\n
+            errors="surrogateescape",
+        )
     except FileNotFoundError as error:
         raise MissingProgram("ssh is not installed", remedy="apt-get install openssh-client") from error
     except subprocess.TimeoutExpired as error:
         raise HostError(host.address, "`ssh -G` does not answer", remedy="Look for a slow Match exec.") from error
     if result.returncode:
-        said = os.fsdecode(result.stderr).strip()
-        raise HostError(host.address, f"ssh refuses its settings: {said}", remedy="Correct ~/.ssh/config.")
+        raise HostError(
+            host.address, f"ssh refuses its settings: {result.stderr.strip()}", remedy="Correct ~/.ssh/config."
+        )
     values: dict[str, list[str]] = {}
-    for line in result.stdout.decode("utf-8", "surrogateescape").splitlines():
+    for line in result.stdout.splitlines():
         key, _, value = line.partition(" ")
         values.setdefault(key, []).append(value)
     return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -63,7 +64,8 @@ class WhisperModelWrapper(nn.Module):
         labels = labels.to(self.device)
         config, decoder = self._whisper.config, self._whisper.model.decoder
         if inputs is None:
-            assert config.pad_token_id is not None and config.decoder_start_token_id is not None
+            if config.pad_token_id is None or config.decoder_start_token_id is None:
+                raise ValueError("the model's config names no pad_token_id or no decoder_start_token_id")
             inputs = shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id)
         if lengths:
             inputs = inputs.unsqueeze(0)
@@ -89,7 +91,10 @@ class WhisperModelWrapper(nn.Module):
     @property
     def _again(self) -> dict[str, Any]:
         """The arguments of torch's checkpoint, with the same dropout."""
-        return {"use_reentrant": False, "preserve_rng_state": False, "context_fn": lambda: same_draws(self.device)}
+        return {"use_reentrant": False, "preserve_rng_state": False, "context_fn": self._same_draws}
+
+    def _same_draws(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return same_draws(self.device)  # a method, no lambda: a copy of the model asks for its own device
 
     def train(self, mode: bool = True) -> WhisperModelWrapper:
         """Switch the mode. An encoder that is not trained has no dropout: it says the same of a clip each time."""

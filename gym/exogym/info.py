@@ -174,6 +174,7 @@ def _timed(comm: Comm, name: str, megabytes: float, repeats: int) -> Timed:
     whole, times = base * (comm.rank + 1), comm.world_size * (comm.world_size + 1) // 2 if name == "all_reduce" else 1
     collective(comm, whole)
     is_right = torch.equal(whole, base * times)
+    del base, whole  # as large as what is measured next
     uneven = torch.rand(count, generator=torch.Generator().manual_seed(comm.rank)).to(comm.device)
     seconds = torch.zeros(repeats, dtype=torch.float64)
     sent = 0

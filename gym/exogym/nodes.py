@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import psutil
 import torch
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from exogym.errors import NodeFailed, PeerLost, SettingError
 from exogym.logger import Events
@@ -213,12 +213,20 @@ def _hear_parent(pipe: Connection, stop: threading.Event, folder: str) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
+def is_alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def end_with_launcher() -> None:
     """End this process when its launcher is killed, which then cannot stop its ranks."""
-    launcher = int(os.environ.get(LAUNCHER) or os.getppid())
+    parent, launcher = os.getppid(), int(os.environ.get(LAUNCHER) or os.getppid())
 
     def watch() -> None:
-        while os.getppid() == launcher:
+        # Between the two may stand a profiler (PYTHON_EXEC); and the launcher may be gone before this process looks.
+        while os.getppid() == parent and is_alive(launcher):
             time.sleep(POLL)
         os._exit(1)
 
@@ -228,6 +236,8 @@ def end_with_launcher() -> None:
 def run_as_rank(arguments: list[str]) -> None:
     """Run a script, or a module after `-m`, as Python itself does; an exception is written down for the launcher."""
     end_with_launcher()
+    from torch.distributed.elastic.multiprocessing.errors import record  # loads torch's launcher: see LaunchedTrainer
+
     is_module = arguments[0] == "-m"
     sys.argv = arguments[is_module:]
     if is_module:

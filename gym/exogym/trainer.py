@@ -23,8 +23,6 @@ from exogym.comm.comm import DEFAULT_TIMEOUT, Comm, SingleComm
 from exogym.comm.process_group import LOOPBACK, ProcessGroupComm, join_local_store, local_store
 from exogym.config import check_keys, refuse
 from exogym.errors import SettingError
-from exogym.launch import join, world_size
-from exogym.launch import rank as rank_of_launch
 from exogym.logger import ConsoleLogger, Events, NullLogger
 from exogym.micro_batches import USAGE, Memory, Trial, samples_at_once
 from exogym.nodes import run_nodes
@@ -218,15 +216,17 @@ class LaunchedTrainer(Trainer):
         launch. logger gets the events of rank 0, in that process, and is closed at the end if it has `close`.
         Raises SettingError, PeerLost and what TrainNode does.
         """
+        from exogym.launch import rank, world_size  # loads torch's launcher, which on a Mac warns of itself
+
         check_keys("fit", settings, [field.name for field in fields(FitSettings)])
         if settings.setdefault("num_nodes", world_size()) != world_size():
             raise SettingError(f"num_nodes = {settings['num_nodes']}, but {world_size()} processes were launched")
         parsed = FitSettings(strategy=strategy, **settings)
-        events = logger if logger is not None and rank_of_launch() == 0 else NullLogger()
+        events = logger if logger is not None and rank() == 0 else NullLogger()
         self._timeout = parsed.timeout
         home = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
         try:
-            self.result = self.run_rank(rank_of_launch(), parsed, events=events, should_stop=should_stop)
+            self.result = self.run_rank(rank(), parsed, events=events, should_stop=should_stop)
         finally:
             self.model.to(home)
             if close := getattr(logger, "close", None):
@@ -234,6 +234,8 @@ class LaunchedTrainer(Trainer):
         return self.model
 
     def _build_connection(self, rank: int) -> Comm:
+        from exogym.launch import join
+
         return join(self._timeout)
 
     def _memory(self, device: torch.device, usage: float) -> Memory:

@@ -88,6 +88,15 @@ def test_a_rank_that_fails_is_told_with_its_traceback_and_nothing_is_left(mode, 
     assert all_ended(tmp_path, 3, within=0)
 
 
+def test_another_process_may_stand_between(tmp_path, monkeypatch):
+    between = tmp_path / "python"
+    between.write_text(f'#!/bin/sh\n"{sys.executable}" "$@"\nexit $?\n')
+    between.chmod(0o755)
+    monkeypatch.setenv("PYTHON_EXEC", str(between))
+    status, said = run(SCRIPT, "show", tmp_path, "--nproc-per-node", 1)
+    assert status == 0, said
+
+
 def test_restarted_after_a_failure(tmp_path):
     status, said = run(SCRIPT, "recover", tmp_path, "--nproc-per-node", 2, "--max-restarts=1", "--monitor-interval=0.2")
     assert status == 0, said

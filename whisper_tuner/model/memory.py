@@ -17,7 +17,7 @@ from whisper_tuner.text import parse_json
 FLOAT = 4  # bytes
 # For each trained parameter, beside its value: 4 for the gradient, 8 for AdamW's moments, 12 for three flats of DiLoCo
 # with plain averaging, and copies while a checkpoint is written. With the value that is 28 at rest, and 48 at worst.
-# Some strategies take more: distributed/plan/strategy_memory.py.
+# Some strategies take more: distributed/plan/automatic.py.
 TRAINED_BYTES = 41
 AFTER_A_STEP_BYTES = 40  # the part of TRAINED_BYTES that a first forward and backward pass do not show
 PROCESS_BYTES = 500_000_000  # Python with torch and transformers, before any model

@@ -98,9 +98,9 @@ class Strategy:
         self.parameters = FlatParameters(model)
         if not self.parameters.num_parameters:
             raise SettingError("the model has no trainable parameters")
-        vars(self).pop("optimizer", None)  # that of an earlier run
+        self.optimizer = None  # type: ignore[assignment]  # until one is made: here, or below
         self._init_node(model, comm.rank, comm.world_size)
-        if "optimizer" not in vars(self):
+        if self.optimizer is None:
             self.optimizer = self._make_optimizer()
         self.schedule = Schedule(self.config.schedule_spec(), self.optimizer, total_steps)
         self._sent = Payload(comm)
@@ -205,6 +205,7 @@ class Strategy:
         `exchange` then waits for that one, and `apply` keeps what this rank has trained since. arrived: called in that
         thread with the outcome.
         """
+        raise NotImplementedError(f"{type(self).__name__} has overlap_steps, but begins no exchange")
 
     @property
     def exchange_has_failed(self) -> bool:

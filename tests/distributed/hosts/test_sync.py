@@ -426,6 +426,12 @@ def test_names_outside_the_project_are_refused(tmp_path, name):
         checked([SyncItem(local=tmp_path / "x", remote=name)])
 
 
+def test_a_name_outside_the_project_is_refused_before_anything_is_sent(remote, there, tmp_path):
+    (tmp_path / "x").write_text("x")
+    with pytest.raises(DataError, match="not a name below"):
+        run(remote, [SyncItem(local=tmp_path / "x", remote="../x")])
+
+
 def test_two_files_for_one_name_and_missing_files_are_refused(tmp_path):
     with pytest.raises(DataError, match="two files for 'a'"):
         checked([SyncItem(local=tmp_path / name, remote="a") for name in "xy"])

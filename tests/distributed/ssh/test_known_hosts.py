@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from distributed.ssh.authentication import Verdict, known_keys, verdict_on
+from distributed.ssh.host import SshSettings
 from whisper_tuner.errors import MissingProgram
 
 KEY, OTHER = (b"\0\0\0\x0bssh-ed25519\0\0\0\x20" + letter * 32 for letter in (b"A", b"B"))
@@ -71,3 +72,23 @@ def test_without_ssh_keygen_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingProgram, match="ssh-keygen is not installed"):
         known_keys("mac", [tmp_path / "known_hosts"])
+
+
+@pytest.mark.parametrize(
+    ("port", "alias", "name"), [(22, None, "mac"), (2222, None, "[mac]:2222"), (2222, "alias", "alias")]
+)
+def test_the_name_in_known_hosts(port, alias, name):
+    settings = SshSettings(
+        host="mac",
+        hostname="mac",
+        user="anna",
+        port=port,
+        identities=(),
+        identities_only=False,
+        agent=None,
+        key_alias=alias,
+        known_hosts=(),
+        jumps=(),
+        proxy_command=None,
+    )
+    assert settings.known_as == name

@@ -1,3 +1,5 @@
+import copy
+import pickle
 from pathlib import Path
 
 import pytest
@@ -143,6 +145,14 @@ def test_what_is_computed_again_has_the_same_dropout(whisper, monkeypatch, setti
     assert gradients.keys() == again.keys() != set() and torch.equal(after, after_again)
     for name, gradient in gradients.items():
         torch.testing.assert_close(again[name], gradient, msg=name)
+
+
+def test_a_copy_computes_again_on_its_own_device(whisper):
+    wrapper = WhisperModelWrapper(whisper, None, "cpu")
+    wrapper.checkpoint_gradients()
+    again = copy.deepcopy(wrapper).to("meta").model.model.encoder.layers[0]._gradient_checkpointing_func
+    assert again.keywords["context_fn"].__self__.device.type == "meta"
+    pickle.dumps(wrapper)
 
 
 def test_label_smoothing_acts_in_training_alone(whisper):

@@ -69,3 +69,8 @@ def test_batches_of_any_shape_move_and_count():
     assert count_samples(batch) == 3 == count_samples((torch.ones(3, 4), torch.ones(3)))
     with pytest.raises(SettingError, match="at least one tensor"):
         count_samples({"ids": ["x"]})
+
+
+def test_samples_are_put_together_as_the_caller_says():
+    batches = DatasetBatches(Numbers(3), batch_size=2, shuffle=False, collate=lambda samples: [s["i"] for s in samples])
+    assert list(batches.epoch(0)) == [[[0, 1]], [[2]]]

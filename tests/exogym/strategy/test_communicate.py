@@ -203,3 +203,11 @@ def test_parts_may_be_the_rows_of_a_tensor():
             return own.tolist(), communicate.reduce_scatter(torch.zeros(2), rows).tolist()
 
     assert run_threads(2, rank_main) == [([0.0, 1.0], [0.0, 2.0]), ([2.0, 3.0], [4.0, 6.0])]
+
+
+def test_complex_numbers_travel():
+    def rank_main(comm):
+        with communicate.use(comm):
+            return [value.item() for value in communicate.all_gather(torch.tensor(1j * comm.rank))]
+
+    assert run_threads(2, rank_main) == [[0j, 1j]] * 2

@@ -139,6 +139,15 @@ def test_optimizers_by_spec_and_class():
         OptimSpec(torch.optim.RMSprop, lr=0.05)
 
 
+def test_one_that_makes_no_optimizer_of_its_own_gets_the_usual_one():
+    class Looks(Strategy):
+        def _init_node(self, model, rank, num_nodes):
+            super()._init_node(model, rank, num_nodes)
+            assert self.optimizer is None
+
+    trained(Looks(inner_optim="sgd", lr=0.05))
+
+
 def test_a_step_that_leaves_out_the_schedule_is_refused():
     class Forgets(Strategy):
         def step(self):

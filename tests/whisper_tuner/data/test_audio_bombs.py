@@ -22,7 +22,7 @@ MORE_MB = 120  # than a clip of 30 s takes: some blocks of 16 MB
 READ = """
 import resource, sys
 from pathlib import Path
-from multimac.report.players import encoded
+from multimac.report.template import encoded
 from whisper_tuner.data.audio import CLIP_S, blocks, duration, load_audio
 from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.checks.facts import measure
