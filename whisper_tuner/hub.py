@@ -7,8 +7,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from exogym.config import nearest
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError, ModelError
@@ -191,6 +189,8 @@ def _weight_files(folder: Path) -> Iterator[Path]:
 
 def _matrices(file: Path) -> list[str]:
     """List the names of the weights that are matrices. A file that is shorter than its header says is refused."""
+    from safetensors import SafetensorError, safe_open  # commands that read no weights need not load it
+
     try:
         with file.open("rb"):  # for the reason: safetensors does not tell why a file cannot be opened
             pass

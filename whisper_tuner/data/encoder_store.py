@@ -76,8 +76,8 @@ class EncoderStore:
     def get(self, keys: Sequence[bytes]) -> list[Tensor] | None:
         """Return the states of each clip, float32 [frames / 2, d_model]; None if one of them is not stored."""
         found = []
-        for key in keys:
-            if (value := self._segments.get(key)) is None:
+        for value in [self._segments.get(key) for key in keys]:  # all: what is damaged is to be stored again
+            if value is None:
                 return None
             states = torch.from_numpy(np.frombuffer(value, STORED).astype(np.float32))
             found.append(states.unflatten(0, (-1, self.d_model)))

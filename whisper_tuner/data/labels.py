@@ -130,7 +130,8 @@ def label_encoder(
     Whisper's tokens.
     """
     multilingual, end = is_multilingual(model), model.config.eos_token_id
-    assert isinstance(end, int)  # other models may have several
+    if not isinstance(end, int):
+        raise ModelError(f"config.json does not give eos_token_id as one whole number: {end!r}", remedy=LAYOUT)
     encoder = LabelEncoder(
         tokenizer=tokenizer,
         language=language_code(language) if multilingual else "",

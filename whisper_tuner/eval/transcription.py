@@ -108,7 +108,7 @@ def transcribe_recording(
             else:
                 mels = [log_mel(piece, extractor)]
                 [heard] = transcribe(model, processor, mels, language=language, task=task, temperatures=FALLBACK)
-                segments.append(Segment(offset, duration_s, heard.text))
+                segments.append(Segment(offset, min(len(piece) / rate + offset, duration_s), heard.text))
             progress(duration_s)
     return Recording(duration_s=duration_s, segments=tuple(tidy(segments, duration_s, written)), language=written)
 

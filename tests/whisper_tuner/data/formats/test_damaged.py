@@ -142,7 +142,11 @@ def test_what_cannot_be_read_is_refused_in_one_message(tmp_path, make, files, so
 # name: (list, its name, {line: words}); the clips that are good are all those that the rows name besides.
 LEFT_OUT: dict[str, tuple[str | bytes, str, dict[int, str]]] = {
     "a quote that is never closed": ('audio,text\na.wav,"x\nb.wav,y\n', "l.csv", {2: "check the quotes"}),
-    "a comma in the text": ("audio,text\na.wav,oui, non\nb.wav,y\n", "l.csv", {2: "3 fields, but 2 columns"}),
+    "a comma in the text": (
+        "audio,text\na.wav,oui, non\nb.wav,y\n",
+        "l.csv",
+        {2: "3 fields, but 2 columns: quote text"},
+    ),
     "a semicolon in the text": ("audio;text\na.wav;oui; non\nb.wav;y\n", "l.csv", {2: "holds a semicolon"}),
     "too few fields": ("audio,text\na.wav\nb.wav,y\n", "l.csv", {2: "empty text"}),
     "no audio": ("audio,text\n,x\nb.wav,y\n", "l.csv", {2: "no audio path"}),
