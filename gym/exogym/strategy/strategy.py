@@ -58,7 +58,8 @@ class Strategy:
 
     with the functions of exogym.strategy.communicate. If a rank is lost in communicate_gradients, the others call it
     again from the same gradients: so it must change nothing but `.grad`. A strategy may override `step()` instead, call
-    both in it and `super().step()` for the learning rate; then a lost rank ends the run.
+    both in it and `super().step()` for the learning rate; then a lost rank ends the run. What is kept from step to step
+    belongs into `own_state` (each rank's own) or `agreed_state` (the same on all), or a resumed run lacks it.
     Settings are the fields of `Config`, and no others. Picklable until `setup`.
 
     The methods below `step` are what the loop calls, for strategies with rounds of several steps. Every rank calls
