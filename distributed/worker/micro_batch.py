@@ -48,8 +48,7 @@ class TooLittleMemory(RunError):
 class Share:
     """The memory of a device that a worker may hold: `bytes`, one of `workers` equal parts of what is available now.
 
-    most: of all that there is. What other programs hold they can give back, so only what does not fit into this does
-    not fit.
+    most: one of as many parts of all the memory there is, also of what other programs hold now and may give back.
     """
 
     device: torch.device
@@ -65,7 +64,7 @@ class Share:
 class Needs:
     """Bytes at the peak: `one` of a step with one clip, `more` for each further clip.
 
-    is_full: the share was too small; `one` is what had been taken until that was seen.
+    is_full: one clip did not fit into the room there was; `one` is what had been taken until that was seen.
     """
 
     one: int
@@ -94,7 +93,10 @@ class Trial:
     precision: str
 
     def clips_in(self, room: int, kept: int) -> tuple[int, Needs]:
-        """Tell how many clips of a batch fit into `room` bytes, and what was measured. kept: taken too if it is cut."""
+        """Tell how many clips of a batch fit into `room` bytes, and what was measured.
+
+        kept: bytes that are taken besides if a batch is computed in parts.
+        """
         whole = self.batches.at_once(*self.longest)
         needs = self.measure(min(2, whole))
         if needs.clips_in(room) >= whole:
@@ -207,7 +209,7 @@ def _too_large(clip_s: float, needed: str, most: int, share: Share) -> str:
 
 
 def _refuse(clip_s: float, needs: Needs, later: int, share: Share) -> None:
-    """Raises TooLittleMemory, unless one clip would fit once others have given back what they hold."""
+    """Raises TooLittleMemory where one clip did not fit, and names other programs where it would fit without them."""
     needed, fits = needs.told(later), needs.one + later <= share.most
     if needs.is_full and fits and share.bytes < OTHERS * share.most:
         taken = f"one clip of {clip_s:.1f} s needs {needed} of memory, but other programs hold it"

@@ -102,8 +102,8 @@ class ShardBatches:
     as on several. What a shard has of them varies (see spread_sizes), and may be nothing in some steps.
 
     shuffle: for training, where clips also change from epoch to epoch as the profile says (see augment.py).
-    steps_in_round: that hosts make between two exchanges. cost: in which steps are to be alike. missing_audio: brings
-    the audio that this host lacks.
+    steps_in_round: that hosts make between two exchanges. cost: the unit in which steps are to cost alike.
+    missing_audio: brings the audio that this host lacks.
     A profile with `shards` makes a rank train them all at once. layout: how this rank computes its clips; it may be
     replaced before any are read.
     """
@@ -135,7 +135,7 @@ class ShardBatches:
         self._profile, self._shuffle = profile, shuffle
         self._augmentation = augmentation_of(profile, self.samples) if shuffle else UNCHANGED
         self._full_share = profile.full_share if profile.audio_context == "mixed" and shuffle else 0.0
-        self._turns = list(range(len(self.samples)))  # in which they have this length
+        self._turns = list(range(len(self.samples)))  # the order in which they are padded to 30 s
         random.Random(f"full {profile.seed}").shuffle(self._turns)
         self._full: dict[int, set[int]] = {}  # by epoch, which samples are padded to the full length
         self._epoch = 0
@@ -166,7 +166,7 @@ class ShardBatches:
         weights: Sequence[float],
         steps_before: int = 0,
     ) -> list[list[list[int]]]:
-        """Give each member the samples of each step of an epoch; none where its shard has run out."""
+        """Give each member the samples of each step of an epoch; none in some, where it has fewer clips than steps."""
         alone = self._profile.shards
         names, weights = (alone, [1.0] * len(alone)) if alone else (members, weights)
         samples = self.samples if left is None else [*compress(self.samples, left)]

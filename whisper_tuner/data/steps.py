@@ -215,7 +215,7 @@ def balanced_rounds(
 
 
 def whose_turn(count: int, each_epoch: float, epoch: int) -> set[int]:
-    """Choose among `count` those whose turn it is: each_epoch of them on average, and one in the first epoch."""
+    """Choose whose turn it is among `count`: each_epoch on average, and at least one in the first epoch."""
     begin, end = (math.ceil(number * each_epoch) for number in (epoch, epoch + 1))
     return {turn % count for turn in range(begin, end)} if count else set()
 
@@ -245,9 +245,9 @@ def spread_sizes(counts: Sequence[int], batch_size: int, in_round: int = 1) -> l
     two exchanges, so that these are about as large as the largest shard's: a step of one clip or two takes far more
     time for each. An epoch's first step is one of them: there is something to do while weights travel.
 
-    All shards take what is over in the same steps, as far as they have it, so that a host rests where the others have
-    less to do. Reversed bits (van der Corput) put these steps far from each other: a host that has its clips in all
-    steps of a round has work in any 2 * steps / clips steps on end, and in the last one.
+    Clips that do not divide evenly make some steps larger by one. All shards have these in the same steps, as far as
+    they can, so that hosts have much or little to do together. Reversed bits (van der Corput) spread these steps over
+    the epoch, the last one first. So a host with fewer clips than steps never waits long for its next one.
     """
     steps = steps_in_epoch(sum(counts), len(counts), batch_size, in_round)
     turns = sorted(range(steps), key=lambda step: f"{steps - 1 - step:b}"[::-1])
