@@ -83,8 +83,7 @@ def prepare_run(
     all_steps = steps_per_epoch * profile.epochs
     total_steps = min(all_steps, profile.max_steps or all_steps)
     conditions, rounds = None, ""
-    shape = shape_of(str(model_folder(profile.base_model)))
-    if measured and shape:  # else the defaults stay
+    if measured and (shape := shape_of(str(model_folder(profile.base_model)))):  # else the defaults stay
         parameters = trained_parameters(shape, profile)
         conditions = Conditions(parameters=parameters, hosts=len(labels), steps=total_steps, measured=measured())
         job, rounds = chosen(job, conditions)
