@@ -14,7 +14,7 @@ from urllib.parse import quote
 from distributed.ssh.host import Host
 from exogym.strategy import STRATEGIES, StrategyConfig
 from whisper_tuner.config import Profile
-from whisper_tuner.errors import ConfigError
+from whisper_tuner.errors import ConfigError, RunError
 
 from .json_fields import build_from_text, build_object, json_of
 
@@ -87,8 +87,10 @@ class RunSpec:
 
     @property
     def known_profile(self) -> Profile:
-        """The profile of a run that is none of a user's own model."""
-        assert self.profile is not None
+        """The profile. Raises RunError for a run of a user's own model, which has none."""
+        if self.profile is None:
+            again = "Call fit again with save_dir and resume=True."
+            raise RunError(f"run {self.run_id} trains a model of your own", remedy=again)
         return self.profile
 
     def on(self, host: Host) -> RunSpec:

@@ -115,10 +115,7 @@ def _kept(machine: Machine, project: str) -> list[Kept]:
 def _recover(one: Kept, final: Path, here: Path, tell: Callable[[str], None]) -> Path:
     """Fetch what is needed, and export. Raises RunError, HostError, ModelError."""
     folder = _fetched(one, final.parent)
-    profile = RunSpec.from_json((folder / f"{one.rank}{SPEC}").read_text("utf-8")).profile
-    if profile is None:
-        again = "Call fit again with save_dir and resume=True."
-        raise RunError(f"run {one.run} trains a model of your own", remedy=again)
+    profile = RunSpec.from_json((folder / f"{one.rank}{SPEC}").read_text("utf-8")).known_profile
     base = _fetched_base(one, profile.base_model, here)
     try:
         state = Checkpoints(folder, unquote(one.rank)).load(one.number)["agreed"]
