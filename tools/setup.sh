@@ -48,7 +48,7 @@ if ! usable; then
     "$found" -m venv --clear .venv
 fi
 echo "Installing dependencies; a few minutes the first time."
-"$venv" -m pip install --quiet --disable-pip-version-check --constraint tools/constraints.txt --editable '.[dev]'
+"$venv" -m pip install --quiet --disable-pip-version-check --constraint tools/constraints.txt --editable .
 echo "Loading them once: later it takes seconds, but the first time a Mac scans them for up to a minute."
 "$venv" -I distributed/hosts/first_import.py # -I: beside it are modules with names of the library's
 touch "$stamp"
