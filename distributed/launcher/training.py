@@ -164,7 +164,7 @@ class Training:
         if kind == "reach":
             return self._on_reach(worker, event)
         self._pace.moved(worker.name, self.group.now)
-        # Steps may be made while weights travel; a vote says that they have come.
+        # From "exchange" until the vote after it weights are on this worker's link. Hidden rounds train meanwhile.
         worker.is_busy_link = kind == "exchange" or (worker.is_busy_link and kind in ("step", "checkpoint"))
         if kind == "step":
             self._pace.step(worker.name, event["step"], event["seconds"])
@@ -206,7 +206,8 @@ class Training:
         before, worker.listens = worker.listens, endpoint(event["address"], event["port"])
         generation = self.coordinator.generation
         if before and before[0] != worker.listens[0] and generation and worker.name in generation.members:
-            self.coordinator.stalled()  # as above; if its old address is still good, they may vote before that counts
+            # Connections to an address that is gone are dead. Where it is still good, a vote comes before this counts.
+            self.coordinator.stalled()
         for one in self._all:
             others = [list(other.listens) for other in self._all if other is not one and other.listens]
             one.tell(json.dumps({"type": "peers", "peers": others}))

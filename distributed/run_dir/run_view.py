@@ -113,7 +113,7 @@ class RunView:
             self.progress = ""
         elif kind == "end":
             self.end = event
-        if (line := event.line) and not (TYPES[kind].every_host_tells and event.step <= self._told.get(kind, 0)):
+        if (line := event.line) and not (TYPES[kind].every_host_tells and event.step <= self._told.get(kind, -1)):
             self._told[kind] = event.step
             self.lines.append(line)
 

@@ -63,8 +63,8 @@ class TrainNode:
     agreement is resharded if `train` is an ElasticSampler; else losing one ends the run with PeerLost.
 
     events gets dicts with `type` start, resume, plan (work was resharded), shares (anew by speed), step, round (at each
-    agreement of a strategy that has rounds, on every rank), drift (ranks had come to differ by rounding, and do no
-    more), validation, correlation (see LoopSettings), checkpoint, stop or warning.
+    agreement of a strategy that has rounds, on every rank), drift (weights of ranks had come to differ by rounding, and
+    are equal again), validation, best, early_stop, correlation (see LoopSettings), checkpoint, stop or warning.
     The caller owns `comm` and closes it, also after an exception.
     """
 

@@ -10,6 +10,7 @@ import pytest
 from distributed.run_dir.events import event_of
 from distributed.run_dir.folder import disk_use
 from distributed.run_dir.log import EventLog, RunEvents, new_events, read_events, scan
+from distributed.run_dir.run_view import RunView
 from distributed.run_dir.summary import Curves, figures
 
 BEGIN = {"time": 1.0, "type": "phase", "phase": "start", "hosts": ["a", "b"]}
@@ -134,6 +135,15 @@ def test_curves_are_means_over_hosts_and_steps_made_again_replace_the_old_ones(h
     assert found["curves"] == Curves(loss=((1, 2.0), (2, 1.5)), validation=((2, 3.0),), lr=((1, 1e-4), (2, 1e-4)))
     assert (found["steps"], found["clips"], found["attempts"]) == (2, 12, 2)
     assert [(host.name, host.clips) for host in found["per_host"]] == [("a", 12), ("b", 4)]
+
+
+def test_what_every_host_tells_is_shown_once_at_the_first_step_too():
+    view = RunView()
+    for number in (0, 1):
+        for host in ("a", "b"):
+            event = {"time": 3.0, "type": "shares", "host": host, "step": number, "what": "a 3, b 1"}
+            view.take(event_of(event))
+    assert view.lines == ["step 0: a 3, b 1", "step 1: a 3, b 1"]
 
 
 def test_a_folder_that_vanishes_while_a_run_is_measured_counts_no_more(tmp_path, monkeypatch):
