@@ -212,7 +212,7 @@ class TrainNode:
             return True
         interval = self.settings.checkpoint_interval
         is_save_due = interval > 0 and self.strategy.agreements % interval == 0
-        if self.round.keeps_steps:
+        if self.round.keeps_steps:  # a hidden round: this rank has trained on meanwhile, and does not go back
             self._reshard()
         else:
             self._go_back_to_agreed()

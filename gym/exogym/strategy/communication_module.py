@@ -32,8 +32,9 @@ class CommunicationModule(ABC):
 
     Its fields are its settings; what it keeps is its state.
 
-    agrees: all ranks have the same weights after it. is_round: its exchanges are counted as rounds.
-    is_exact: its state is the same on all ranks, to the bit. is_last: no exchange is planned after the one to come.
+    agrees: all ranks have the same weights after it; then `apply` writes them to `common`. is_round: its exchanges are
+    counted as rounds. is_exact: its state is the same on all ranks, to the bit. is_last: no exchange is planned after
+    the one to come.
     stretch: all steps of this rank since its last exchange / those in which it had samples, see Strategy.stretches.
     common_digest: the hash of `common`, where `apply` knows it. optimizer: of this rank's steps, set before `setup`.
     """

@@ -27,8 +27,8 @@ class Means(NamedTuple):
     """The result of an exchange: means over the ranks, weighted by the samples that each trained.
 
     change: of the weights' changes in the round [numel], None if nobody has trained. moments: of Adam's second moments
-    that were due, if any. weights, digest: where the outer step needs no state it is made already, and `change` is
-    None; these are the new common weights [numel] and their hash.
+    that were due, if any. weights, digest: the new common weights [numel] and their hash, where the outer optimizer is
+    plain (`_is_plain`): `exchange` has taken its step already, and `change` is None.
     """
 
     change: Tensor | None
@@ -41,12 +41,12 @@ class Means(NamedTuple):
 class DiLoCoCommunicator(CommunicationModule):
     """An outer optimizer on the CPU, the same on all ranks.
 
-    The pseudo-gradient is the mean of the ranks' changes, weighted by the samples that each trained in the round. If a
-    rank made fewer, larger steps than the others, its change is multiplied as if it had made as many: Adam's steps are
-    equally long whatever the batch. Buffers take the mean itself. The outer optimizer sees the common weights as pieces
-    of 64 MB, not as the model's tensors. One that is given by name takes the same steps on every CPU (ExactSGD,
-    ExactAdam). With one of another kind ranks compare their weights after each round, and take on rank 0's where they
-    differ.
+    The pseudo-gradient is the mean of the ranks' changes, weighted by the samples that each trained in the round. A
+    rank whose share has no clip in some steps makes fewer, larger ones; its change is multiplied as if it had made as
+    many, because Adam's steps are equally long whatever the batch. Buffers take the mean itself. The outer optimizer
+    sees the common weights as pieces of 64 MB, not as the model's tensors. One that is given by name takes the same
+    steps on every CPU (ExactSGD, ExactAdam). With one of another kind ranks compare their weights after each round, and
+    take on rank 0's where they differ.
     """
 
     config: DiLoCoConfig
@@ -180,8 +180,9 @@ class DiLoCoStrategy(OverlappingStrategy):
     """An inner optimizer on each rank's device, an outer one on the CPU, the same on all ranks.
 
     Rounds end after optimizer steps H, 2H, ...; the last one may be shorter. Each rank sends its weights' change once a
-    round, 4 bytes a trained parameter. Holds on the CPU: the common weights, the payload (where it is rounded also what
-    was not sent yet, and room for the next sum), and the outer optimizer's own (none, unless it has momentum).
+    round, 4 bytes a trained parameter with `wire = float32`, 2 to 1/2 with the others. Holds on the CPU: the common
+    weights, the payload, and the outer optimizer's own (none, unless it has momentum). Where the payload is rounded,
+    also what rounding has left unsent, and a buffer for the sum of the next exchange.
     """
 
     Config = DiLoCoConfig

@@ -76,10 +76,6 @@ class DiLoCoConfig(StrategyConfig):
         if isinstance(self.outer_optim, str):
             self.outer_spec()
 
-    @property
-    def steps_in_round(self) -> int:
-        return self.H
-
     def outer_spec(self) -> OptimSpec:
         """Return the outer optimizer with its numbers, where it is given by name."""
         if self.outer_optim != "sgd":

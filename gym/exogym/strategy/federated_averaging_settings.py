@@ -17,7 +17,3 @@ class FedAvgConfig(StrategyConfig):
     island_size: int | None = setting(
         None, "ranks that average with each other (all, if not given)", low=1, example="2"
     )
-
-    @property
-    def steps_in_round(self) -> int:
-        return self.H

@@ -141,8 +141,8 @@ class StrategyConfig:
 
     @property
     def steps_in_round(self) -> int:
-        """Optimizer steps between two agreements."""
-        return 1
+        """Optimizer steps between two agreements: H, where a strategy has such a setting."""
+        return getattr(self, "H", 1)
 
 
 def check_optim(key: str, optim: Optim, **beside: Any) -> None:

@@ -1,6 +1,8 @@
 import contextlib
+import inspect
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,14 +19,16 @@ from rich.console import Console
 from small_run import folder, job, run_dir
 from waiting import wait_until
 
+from distributed.checkup import judge
 from distributed.checkup import look as looking
+from distributed.checkup.doctor import machine
 from distributed.checkup.judge import read_own_files
 from distributed.checkup.look import Look, Session
 from distributed.checkup.preflight import Report, preflight
 from distributed.plan.job import resolve
 from distributed.ssh.host import Host, Hosts
 from distributed.ssh.machine import LocalMachine
-from multimac.view.preflight_view import show
+from multimac.view.preflight_view import CHECKS, COLUMN, show
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, HostError
 
@@ -292,3 +296,11 @@ def test_an_agent_ends_by_itself(monkeypatch):
     with pytest.raises(HostError, match="gave no answer"):
         session.call("clock", time.monotonic() + 1)
     wait_until_no_agent_is_left()
+
+
+def test_everything_that_is_judged_has_a_column_of_the_table_and_a_row_of_the_doctor():
+    """A finding under a name that these do not know would be left out without a word."""
+    judged = set(re.findall(r'self\.problem\(\s*"(\w+)"', inspect.getsource(judge)))
+    rows = set(re.findall(r'row\("[^"]+", "(\w+)"', inspect.getsource(machine)))
+    assert len(judged) > 8 and judged <= {*CHECKS, *COLUMN}
+    assert judged <= rows | {"packages", "system"} | {"clock", "code"}  # checks of their own; of hosts only
