@@ -24,6 +24,7 @@ except ModuleNotFoundError:
 
 from multimac.commands import options
 from whisper_tuner.errors import ExitStatus, TunerError
+from whisper_tuner.files import refusal
 from whisper_tuner.interrupts import as_ctrl_c
 from whisper_tuner.text import harmless
 
@@ -112,16 +113,25 @@ def main(arguments: list[str] | None = None) -> int:
             status = app(arguments, prog_name="multimac", standalone_mode=False)
         return int(status or ExitStatus.OK)
     except TunerError as error:
-        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-        typer.secho(harmless(f"error: {error}"), err=True, fg="red", color=False if plain else None)
-        return error.exit_status
+        return show(error)
     except (KeyboardInterrupt, typer.Abort):
         return ExitStatus.INTERRUPTED
+    except BrokenPipeError:  # of `multimac runs list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitStatus.ERROR
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's usage errors
             error.show()
             return ExitStatus.USAGE
+        if isinstance(error, OSError) and (refused := refusal(error)):
+            return show(refused)
         raise
+
+
+def show(error: TunerError) -> ExitStatus:
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    typer.secho(harmless(f"error: {error}"), err=True, fg="red", color=False if plain else None)
+    return error.exit_status
 
 
 if __name__ == "__main__":

@@ -16,9 +16,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+from whisper_tuner.errors import RunError
+
 DATALESS = 0x40000000  # SF_DATALESS (man chflags of macOS); in Python's stat from 3.13 on
 FORMULA = r"'*[=+\-@\t\r\n]"  # how a cell begins that a spreadsheet computes
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+# What a user can do about a file or folder that the system refuses.
+REMEDIES = {
+    errno.ENOSPC: "The disk is full: free some space, or choose a folder on another disk.",
+    errno.EDQUOT: "The disk is full for this user: free some space, or choose a folder on another disk.",
+    errno.EROFS: "The disk is read-only: choose a folder on another one.",
+    errno.EIO: "The disk fails: choose a folder on another one, and look at this one's cable and health.",
+    errno.EACCES: "Look at its permissions and its folder's; on a Mac also at Privacy, Files and Folders.",
+    errno.EPERM: "Look at its permissions and its folder's; on a Mac also at Privacy, Files and Folders.",
+    errno.EMFILE: "Too many files are open: run `ulimit -n 4096`, and start again in the same terminal.",
+}
 # Of files that libsndfile, ffmpeg or a Mac's afconvert may read: what a folder of audio is searched for.
 AUDIO_SUFFIXES = (
     *(".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".m4a", ".aac", ".aif", ".aiff", ".aifc", ".caf"),
@@ -39,6 +51,14 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:  # a name that no disk takes
         return False
+
+
+def refusal(error: OSError) -> RunError | None:
+    """Return in a user's words what the system refuses about a file; None where it is about something else."""
+    if error.errno not in REMEDIES and error.filename is None:
+        return None
+    what = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error.strerror)
+    return RunError(what, remedy=REMEDIES.get(error.errno or 0, "Choose another file or folder."))
 
 
 def shown(path: Path) -> Path:
@@ -127,11 +147,18 @@ def atomic_path(path: Path, *, durable: bool = True, mode: int = 0o600) -> Itera
         if durable:
             sync(part)
         part.replace(path)
-    except BaseException:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        _name(error, path)
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def _name(error: BaseException, path: Path) -> None:
+    """Say in an error of `write`, which knows no name, which file it is about."""
+    if isinstance(error, OSError) and error.errno in DISK and error.filename is None:
+        error.filename = str(path)
 
 
 @contextlib.contextmanager
@@ -150,8 +177,9 @@ def atomic_folder(path: Path, *, mode: int = 0o700) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
         part.rename(path)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
+        _name(error, path)
         raise
     sync_folder(path.parent)
     shutil.rmtree(old, ignore_errors=True)
