@@ -70,6 +70,7 @@ def test_a_run_is_exported_merged_verified_and_described(run_folder, capsys):
     assert 'model="transformers-float16"' in card
 
 
+@pytest.mark.slow
 def test_folders_and_figures_as_json(run_folder, capsys):
     formats = ["--to", "transformers", "--precision", "float16"]
     assert cli_typer.main(["export", RUN[:8], *formats, "--verify", "--json"]) == 0

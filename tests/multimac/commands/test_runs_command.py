@@ -39,6 +39,9 @@ HOLD = (
 )
 
 
+pytestmark = pytest.mark.xdist_group("a trained run")  # one process makes it, for all tests of this file
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory) -> Path:
     """The folder of three steps of training, with WER before and after on two clips."""
