@@ -37,12 +37,14 @@ def cli(*arguments: str) -> subprocess.CompletedProcess:
         (["distributed-train", "broken", "--hosts", "no.json"], "config", "there is no such hosts file"),
         (["distributed-train", "broken", "--hosts", "bad.json"], "config", "did you mean"),
         (["distributed-train", "broken", "--hosts", "nobody.json"], "host", "127.0.0.1: port 9"),
-        (["evaluate", "x"], "config", "there is no run 'x'"),
+        pytest.param(["evaluate", "x"], "config", "there is no run 'x'", marks=pytest.mark.slow),
         (["evaluate", str(MODEL)], "config", "--data"),
-        (["evaluate", str(MODEL), "--data", "empty.csv"], "data", "empty.csv"),
-        (["evaluate", "./no-model"], "config", "there is no folder ./no-model"),
+        pytest.param(["evaluate", str(MODEL), "--data", "empty.csv"], "data", "empty.csv", marks=pytest.mark.slow),
+        pytest.param(["evaluate", "./no-model"], "config", "there is no folder ./no-model", marks=pytest.mark.slow),
         (["transcribe", "x.wav", "--model", "./no-model"], "config", "there is no folder ./no-model"),
-        (["export", "./no-model", "--to", "mlx"], "config", "there is no folder ./no-model"),
+        pytest.param(
+            ["export", "./no-model", "--to", "mlx"], "config", "there is no folder ./no-model", marks=pytest.mark.slow
+        ),
         (["hosts", "check", "--hosts", "no.json"], "config", "there is no such hosts file"),
         (["hosts", "sync", "broken", "--hosts", "away.json"], "config", "192.0.2.123 is not this machine"),
     ],

@@ -183,17 +183,20 @@ def _out_of_memory_told() -> Iterator[None]:
 def summary(result: Evaluation) -> dict:
     """Return rates in per cent, corpus-level, and counts (`clips`, `loops` and `decoded_again`).
 
-    `wer` and `cer` are after Whisper's own text normaliser; `wer_greedy` is what it was before any text was decoded
-    again.
+    `wer` and `cer` are after `normalizer`, `wer_other` is after `normalizer_other`; `wer_greedy` is what WER was before
+    any text was decoded again.
     """
     rates = {
         "wer": result.normalized.wer,
+        "wer_other": result.other.wer,
         "wer_greedy": result.greedy.wer,
         "cer": result.normalized.cer,
         "wer_raw": result.raw.wer,
         "cer_raw": result.raw.cer,
     }
     return {name: round(100 * rate, 2) for name, rate in rates.items()} | {
+        "normalizer": result.normalizers[0],
+        "normalizer_other": result.normalizers[1],
         "clips": len(result.rows),
         "loops": result.loops,
         "decoded_again": len(result.again),

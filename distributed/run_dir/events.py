@@ -14,6 +14,7 @@ from exogym.config import kind_of
 from whisper_tuner.errors import ExitStatus
 
 MOST = 1e15  # of bytes, steps or seconds: no run comes near it, and sums of such numbers stay finite
+UNNAMED = "Whisper's text normaliser, in an unknown version"  # of runs from before normalisers were named
 APART = (
     "cannot reach each other, though this machine reaches them: perhaps a firewall, or a Wi-Fi that keeps clients apart"
 )
@@ -62,6 +63,7 @@ class Event:
     model: str = ""
     when: str = ""
     wer: float = 0.0
+    normalizer: str = UNNAMED
     status: ExitStatus = ExitStatus.OK
     message: str = ""
 
@@ -140,7 +142,7 @@ TYPES = {
     "model": Type("path", lambda e: f"model: {e.path}"),
     "report": Type("path", lambda e: f"report: {e.path}"),
     "evaluating": Type("model done total"),
-    "evaluation": Type("when wer", lambda e: f"WER {e.when}: {e.wer:.1f}"),
+    "evaluation": Type("when wer normalizer?", lambda e: f"WER {e.when}: {e.wer:.1f} ({e.normalizer})"),
     "end": Type("status message"),
 }
 

@@ -90,6 +90,7 @@ class RunSummary:
     attempts: int = 0
     wer_before: float | None = None
     wer_after: float | None = None
+    normalizers: tuple[str, ...] = ()  # that WER was measured with
     model: Path | None = None
     report: Path | None = None
     checkpoints: tuple[Path, ...] = ()
@@ -244,7 +245,8 @@ def figures(events: RunEvents) -> dict[str, Any]:
     named = [name for event in events.of_type("phase") for name in event.hosts]
     hosts = [_host(name, events.attempts) for name in dict.fromkeys([*named, *(step.host or "" for step in all_steps)])]
     planned = [event for event in others if event.type == "plan"] or events.of_type("start")
-    rates = {event.when: event.wer for event in events.of_type("evaluation")}
+    measured = {event.when: event for event in events.of_type("evaluation")}
+    rates = {when: event.wer for when, event in measured.items()}
     return {
         "steps": max((step.step for step in steps), default=0),
         "total_steps": planned[-1].total_steps if planned else 0,
@@ -258,6 +260,7 @@ def figures(events: RunEvents) -> dict[str, Any]:
         "attempts": len(events.attempts),
         "wer_before": rates.get("before"),
         "wer_after": rates.get("after"),
+        "normalizers": tuple(dict.fromkeys(event.normalizer for event in measured.values())),
         "problems": tuple(dict.fromkeys(event.line for event in events.of_type("problem", "warning"))),
         "per_host": tuple(hosts),
         "curves": Curves(

@@ -164,7 +164,8 @@ def _verified(
 
 def _table(verified: Verified) -> Table:
     clips, reference = len(verified.manifest.samples), verified.alike["float32"]
-    table = Table(header_style="bold", title=f"{verified.manifest.path}: {clips} clips")
+    caption = f"WER after {reference.normalizers[0]}"
+    table = Table(header_style="bold", title=f"{verified.manifest.path}: {clips} clips", caption=caption)
     for column in ("", "WER", "95 %", "points more", "95 %", "size", "audio s/s"):
         table.add_column(column, justify="left" if not column else "right", overflow="fold")
     table.add_row(BEFORE, *_rates(reference))
@@ -197,7 +198,7 @@ def _as_json(exported: Sequence[Exported], verified: Verified | None) -> dict[st
 def _figures(result: Evaluation, reference: Evaluation | None = None) -> dict[str, Any]:
     """Return WER in per cent, and points more than the reference, with intervals of 95 %."""
     interval = wer_interval(counts(result.rows))
-    figures: dict[str, Any] = {"wer": round(100 * result.normalized.wer, 2)}
+    figures: dict[str, Any] = {"wer": round(100 * result.normalized.wer, 2), "normalizer": result.normalizers[0]}
     figures["wer_interval"] = [round(interval.low, 2), round(interval.high, 2)] if interval else None
     if reference and (more := wer_difference(counts(result.rows), counts(reference.rows))):
         figures |= {"points_more": round(more.points, 2), "points_interval": [round(more.low, 2), round(more.high, 2)]}

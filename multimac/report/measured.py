@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from distributed.run_dir.events import UNNAMED
 from distributed.run_dir.summary import RunSummary
 from multimac.view.models import file_name, slug
 from whisper_tuner.data.formats.layouts import part_of
@@ -45,6 +46,7 @@ class Clip:
     errors: int
     duration_s: float
     flags: tuple[str, ...] = ()
+    normalizer: str = UNNAMED
     speaker: str = ""
     language: str = ""
 
@@ -89,6 +91,7 @@ class Test:
     wrong_clips: int = 0
     source: str = ""  # the file with all clips, in the run's folder
     measured: float = 0.0  # when that was written
+    normalizer: str = UNNAMED
     cropped: bool = False
 
     @property
@@ -120,7 +123,7 @@ def tests_of(run: RunSummary, worst_clips: int) -> list[Test]:
     known = {NAMES[BASE]: run.wer_before, NAMES[FINAL]: run.wer_after}
     rates = tuple(Rates(name=name, wer=wer) for name, wer in known.items() if wer is not None)
     if rates and not any(folder.name == own for folder in folders):  # its predictions are gone: events tell the rates
-        tests.insert(0, Test(name=Path(run.test).name, rates=rates))
+        tests.insert(0, Test(name=Path(run.test).name, rates=rates, normalizer=", ".join(run.normalizers)))
     return tests
 
 
@@ -140,6 +143,7 @@ def read_predictions(path: Path) -> list[Clip]:
                     errors=sum(int(row[name]) for name in ("substitutions", "deletions", "insertions")),
                     duration_s=float(row["duration_s"]),
                     flags=tuple((row["flags"] or "").split()),
+                    normalizer=row.get("normalizer") or UNNAMED,
                 )
                 clips.append(clip)
     return clips
@@ -186,6 +190,7 @@ def _test(run: RunSummary, folder: Path, models: dict[str, list[Clip]], cropped:
         source=source,
         measured=(folder / f"{shown}{CROPPED if cropped else ''}" / PREDICTIONS).stat().st_mtime,
         cropped=cropped,
+        normalizer=", ".join(dict.fromkeys(clip.normalizer for of_model in models.values() for clip in of_model)),
     )
 
 
@@ -273,9 +278,10 @@ def _about_run(run: RunSummary) -> list[str]:
     rows = [f"| {name} | {value} |" for name, value in told.items() if value]
     lines = ["| | |", "|---|---|", *rows, ""] if rows else []
     if told["WER of this model"]:
+        normalizer = ", ".join(run.normalizers) or UNNAMED
         where = f"on {len(after):,} test clips" if after else "on the run's test clips"
         lines += [
-            f"WER is the word error rate in per cent {where}, after Whisper's text normaliser, with its interval of "
+            f"WER is the word error rate in per cent {where}, after {normalizer}, with its interval of "
             "95 %. It was measured before the export, with transformers.",
             "",
         ]

@@ -38,6 +38,7 @@ from .terminal import Console
 
 FIGURES = {
     "wer": "WER",
+    "wer_other": "WER\nother",
     "wer_greedy": "WER\ngreedy",
     "cer": "CER",
     "wer_raw": "WER as\nwritten",
@@ -142,7 +143,7 @@ class Measured:
 def rates_table(manifests: Sequence[Manifest], measured: Sequence[Measured], way: str) -> Table:
     """Tell the rates of all models, in a section for each test set. way: of decoding, in words."""
     explained = (
-        "per cent; WER and CER after Whisper's text normaliser, WER with its interval of 95 %; greedy: before a text "
+        f"per cent; {_normalized(measured)}; WER with its interval of 95 %; greedy: before a text "
         "that repeats itself or is improbable was decoded again; loops: clips in whose text a phrase repeats itself"
     )
     caption = f"{explained}; {way}"
@@ -164,6 +165,14 @@ def rates_table(manifests: Sequence[Manifest], measured: Sequence[Measured], way
                     rates[0] += f"\n{between[0]:.1f}-{between[1]:.1f}"
                 table.add_row(one.model.name, *rates, str(one.record["loops"]))
     return table
+
+
+def _normalized(measured: Sequence[Measured]) -> str:
+    """Name the normalisers, of each model if they differ."""
+    told = "WER, greedy and CER after {normalizer}, other after {normalizer_other}"
+    models = {one.model.name: told.format(**one.record) for one in measured}
+    alike = len({*models.values()}) == 1
+    return "; ".join(dict.fromkeys(what if alike else f"{name}: {what}" for name, what in models.items()))
 
 
 def name_doubtful(console: Console, measured: Measured) -> None:

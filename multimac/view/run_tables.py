@@ -73,6 +73,7 @@ def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
         ("speed-up", f"{times(speed_up)} the fastest run of one host alone" if speed_up else ""),
         ("sent", size(run.bytes) if run.bytes else ""),
         ("WER", rates(run)),
+        ("normaliser", ", ".join(run.normalizers)),
         ("model", str(run.model or "")),
         ("report", str(run.report or "")),
         ("checkpoints", saved),

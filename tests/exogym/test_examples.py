@@ -57,6 +57,7 @@ def test_mnist_from_its_files(tmp_path, monkeypatch):
     assert all(accuracy > 0.3 for _, _, accuracy, _ in rows(shown).values())
 
 
+@pytest.mark.slow
 def test_mnist_that_is_not_there(tmp_path):
     command = [sys.executable, str(EXAMPLES / "mnist.py"), "--data", str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(PROJECT / "gym")}
@@ -64,6 +65,7 @@ def test_mnist_that_is_not_there(tmp_path):
     assert done.returncode == 1 and done.stderr.startswith(f"there is no MNIST in {tmp_path}")
 
 
+@pytest.mark.slow
 def test_nanogpt():
     shown = run("nanogpt", "--quick")
     (_, loss, sent), (_, other_loss, less_sent) = rows(shown).values()
@@ -90,6 +92,7 @@ def test_scaling_of_diloco(tmp_path):
     assert float(two["bytes_sent_by_a_node"]) == pytest.approx(5 * 4 * 4810, rel=0.01)
 
 
+@pytest.mark.slow
 def test_lesson_1():
     shown = run("tutorial_basic", "--quick")
     assert [line[:6] for line in shown.splitlines() if line.startswith("Step")] == [f"Step {n}" for n in range(1, 8)]

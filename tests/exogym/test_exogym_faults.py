@@ -139,7 +139,9 @@ def fuzzed(seed: int, disk: Path) -> Counter:
     return told
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize(
+    "block", [n if n in (1, 2, 3) else pytest.param(n, marks=pytest.mark.slow) for n in range(BLOCKS)]
+)
 def test_any_fault_at_any_point(block, tmp_path):
     """FUZZ_FAULT_RUNS of them in all; FUZZ_FAULT_SEED=N repeats one."""
     told, failed = Counter(), {}
@@ -196,6 +198,7 @@ def check_end(world: World, job: Job, hosts=()) -> None:
     assert counts == {(epoch, number): 1 for epoch in range(job.epochs) for number in range(job.clips)}
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("seed", range(3))
 def test_with_auto_shares_a_crash_and_a_sleep_in_one_round_of_a_later_epoch(tmp_path, strategy, seed):
@@ -241,6 +244,7 @@ def test_cut_off_while_a_newcomer_joins_and_resumed_without_it(tmp_path, strateg
     check_end(live(job, tmp_path, resume=True), job, HOSTS[:2])
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("more", [1, 2])
 def test_a_host_that_kept_a_round_meets_others_that_lost_it_and_made_it_again(tmp_path, strategy, more):
@@ -254,6 +258,7 @@ def test_a_host_that_kept_a_round_meets_others_that_lost_it_and_made_it_again(tm
     check_end(live(job, tmp_path, resume=True), job, HOSTS)
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("asleep_s", [70.0, 110.0, 150.0])
 def test_a_sleeper_comes_back_to_others_that_had_to_go_back_to_a_checkpoint(tmp_path, strategy, asleep_s):
@@ -270,6 +275,7 @@ def test_a_sleeper_comes_back_to_others_that_had_to_go_back_to_a_checkpoint(tmp_
     check_end(live(job, tmp_path, acts), job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(0, 20, 2))
 def test_lost_after_a_stop_inside_a_round(tmp_path, seed):
     """The others went on from weights that the stop had forced, with what was done before: clips counted twice."""
@@ -313,7 +319,7 @@ def test_a_newcomer_that_was_given_the_state_and_crashes_has_it_when_it_is_alone
 
 @both
 @pytest.mark.parametrize(
-    "lines", [pytest.param(n, marks=[] if n % 52 == 0 else pytest.mark.slow) for n in range(0, 2530, 13)]
+    "lines", [pytest.param(n, marks=[] if n % 104 == 0 else pytest.mark.slow) for n in range(0, 2530, 13)]
 )
 def test_a_rescue_at_any_line_saves_a_state_that_holds_together(tmp_path, strategy, lines):
     """In the middle of a reshard it once saved half of it, and in the middle of a step one step too many."""
@@ -344,6 +350,7 @@ def falls_asleep(world, host):
     world.cut(host, 6.0, frozen=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", [crash, crash_for_long, falls_asleep, launcher_dies, power_fails])
 @pytest.mark.parametrize("which", range(1, 6))
 def test_a_fault_while_gradients_travel_and_others_are_computed(tmp_path, act, which):
@@ -378,7 +385,14 @@ def test_whether_a_round_ends_whole_is_asked_once(tmp_path):
     assert asked == [3, 7, 11, 15]
 
 
-@pytest.mark.parametrize("act", [crash, crash_for_long, falls_asleep, launcher_dies, power_fails])
+@pytest.mark.parametrize(
+    "act",
+    [
+        crash,
+        falls_asleep,
+        *(pytest.param(act, marks=pytest.mark.slow) for act in (crash_for_long, launcher_dies, power_fails)),
+    ],
+)
 @pytest.mark.parametrize("point", IN_FLIGHT, ids=str)
 def test_a_fault_while_an_exchange_travels(tmp_path, act, point):
     for seed in range(2):
@@ -389,6 +403,7 @@ def test_a_fault_while_an_exchange_travels(tmp_path, act, point):
         check_end(world, HIDDEN, ["h0", "h2"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", IN_FLIGHT, ids=str)
 def test_two_faults_while_an_exchange_travels(tmp_path, point):
     for seed in range(3):
@@ -430,6 +445,7 @@ def stops_by_itself(world, host):
     host.stop_asked = True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", range(1, 17))
 def test_a_stop_that_one_host_alone_is_asked_for_changes_nothing(tmp_path, whole, step):
     """Whoever comes first to the end of a round decides, without waiting, whether it is cut short or hidden."""
@@ -442,6 +458,7 @@ def test_a_stop_that_one_host_alone_is_asked_for_changes_nothing(tmp_path, whole
         assert {world.results[host].digest for host in HOSTS} == {whole.digest} and world.results["h0"].steps == 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", [crash, falls_asleep])
 @pytest.mark.parametrize("step", [2, 4, 6, 7, 8])
 def test_one_is_lost_while_another_stops(tmp_path, step, act):
@@ -492,6 +509,7 @@ def test_a_rescue_in_the_middle_of_a_round_reads_nothing_from_the_device(tmp_pat
     assert threads and None not in threads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clips", [1, 2, 3, 5, 7])
 @pytest.mark.parametrize("hosts", [3, 5])
 def test_a_round_longer_than_an_epoch_of_few_clips_with_two_losses(tmp_path, clips, hosts):

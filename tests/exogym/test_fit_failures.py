@@ -19,6 +19,7 @@ SECONDS = 15  # on a busy machine; what a rank waits for others in vain is 60
 ASLEEP = ["sleep", f"1000.0{os.environ.get('PYTEST_XDIST_WORKER', '')[2:]}"]  # not that of a test beside this one
 STRATEGIES = {"allreduce": AllReduceStrategy, "diloco": lambda: DiLoCoStrategy(H=100_000)}
 SLOW_DILOCO = pytest.param("diloco", marks=pytest.mark.slow)
+SLOW = pytest.mark.slow
 
 
 def is_node(rank):
@@ -125,9 +126,13 @@ def fail(model, data, strategy, *, match, logger, error=NodeFailed, timeout=60, 
     ("model", "match"),
     [
         (raises, r"(?s)node 1 of 2 failed: Traceback.*in forward.*ZeroDivisionError: in forward"),
-        (exits, "node 1 of 2 failed: ended without a word, exit status 0"),
-        (leaves, "(?s)node 1 of 2 failed: Traceback.*SystemExit: 7"),
-        (starts_another_and_is_killed, "node 1 of 2 failed: .*exit status -9 .killed; the system does that when mem"),
+        pytest.param(exits, "node 1 of 2 failed: ended without a word, exit status 0", marks=SLOW),
+        pytest.param(leaves, "(?s)node 1 of 2 failed: Traceback.*SystemExit: 7", marks=SLOW),
+        pytest.param(
+            starts_another_and_is_killed,
+            "node 1 of 2 failed: .*exit status -9 .killed; the system does that when mem",
+            marks=SLOW,
+        ),
     ],
 )
 def test_a_rank_that_fails_in_a_step(model, match, strategy):
@@ -141,7 +146,7 @@ def test_a_rank_that_fails_in_a_step(model, match, strategy):
 @pytest.mark.parametrize(
     ("data", "match"),
     [
-        (Torn(64), "(?s)node 1 of 2.*in __getitem__.*OSError: row"),
+        pytest.param(Torn(64), "(?s)node 1 of 2.*in __getitem__.*OSError: row", marks=SLOW),
         (no_data_on_rank_1, "(?s)node 1 of 2.*in no_data_on_rank_1.*FileNotFoundError: shard-1.csv"),
         (NotHere(64), "(?s)node [01] of 2.*in __setstate__.*ModuleNotFoundError: unpickled in the wrong place"),
     ],
@@ -152,6 +157,7 @@ def test_a_rank_that_fails_with_its_data(data, match):
     assert time.monotonic() - started < 50  # the start of two interpreters included
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy", [AllReduceStrategy, pytest.param(lambda: DiLoCoStrategy(H=5), marks=pytest.mark.slow)]
 )
@@ -162,6 +168,7 @@ def test_a_rank_that_freezes_is_given_up_after_the_timeout(strategy):
     assert 3 < seconds < 4 + SECONDS
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_from_outside():
     class Killer(Heard):
         def __call__(self, event):
@@ -174,6 +181,7 @@ def test_a_rank_that_is_killed_from_outside():
     assert seconds < SECONDS
 
 
+@pytest.mark.slow
 def test_what_the_caller_raises_ends_the_run_too():
     class Full(Heard):
         def __call__(self, event):
@@ -213,6 +221,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_nodes(tmp_path):
     """It reaches all processes of the terminal's group."""
     script = tmp_path / "forever.py"
@@ -231,6 +240,7 @@ def test_ctrl_c_ends_the_nodes(tmp_path):
     assert len(children) == 2 and not psutil.wait_procs(children, timeout=5)[1]
 
 
+@pytest.mark.slow
 def test_a_parent_that_is_killed_leaves_neither_nodes_nor_files(tmp_path):
     script = tmp_path / "forever.py"
     script.write_text(textwrap.dedent(FOREVER))

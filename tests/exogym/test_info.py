@@ -42,6 +42,7 @@ print(found)
     assert done.returncode == 0 and "python" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_real_processes_are_timed():
     found = check_communication(megabytes=[0.01, 2], repeats=3)
     assert found.passed and found.ranks == 2
@@ -82,6 +83,7 @@ def test_ranks_that_get_something_else_are_told():
     assert not equal.passed and str(equal).splitlines()[2].endswith("  WRONG")
 
 
+@pytest.mark.slow
 def test_in_a_launched_script(tmp_path):
     launch(SCRIPT, ["check", tmp_path], nproc_per_node=2)
     first, second = ((tmp_path / f"{rank}.json").read_text() for rank in range(2))

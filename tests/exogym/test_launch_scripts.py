@@ -64,6 +64,7 @@ def free_port():
         return listener.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_options_before_and_after_the_script_and_its_own_words(tmp_path):
     words = ["--lr", "0.1", "data", "--nproc_per_node=2", "-v", "--backend", "gloo", "--", "--backend", "mine"]
     status, said = run("--max-restarts", 1, SCRIPT, "show", tmp_path, *words)
@@ -78,7 +79,7 @@ def test_a_script_that_is_started_alone_is_a_group_of_one(tmp_path):
     assert written(tmp_path, 1) == [{"argv": [], "world_size": 1, "sum": 1.0, "backend": "gloo"}]
 
 
-@pytest.mark.parametrize("mode", ["fail", "fail_and_end_late"])
+@pytest.mark.parametrize("mode", ["fail", pytest.param("fail_and_end_late", marks=pytest.mark.slow)])
 def test_a_rank_that_fails_is_told_with_its_traceback_and_nothing_is_left(mode, tmp_path):
     started = time.monotonic()
     status, said = run(SCRIPT, mode, tmp_path, "--nproc-per-node", 3)
@@ -88,6 +89,7 @@ def test_a_rank_that_fails_is_told_with_its_traceback_and_nothing_is_left(mode, 
     assert all_ended(tmp_path, 3, within=0)
 
 
+@pytest.mark.slow
 def test_another_process_may_stand_between(tmp_path, monkeypatch):
     between = tmp_path / "python"
     between.write_text(f'#!/bin/sh\n"{sys.executable}" "$@"\nexit $?\n')
@@ -97,13 +99,21 @@ def test_another_process_may_stand_between(tmp_path, monkeypatch):
     assert status == 0, said
 
 
+@pytest.mark.slow
 def test_restarted_after_a_failure(tmp_path):
     status, said = run(SCRIPT, "recover", tmp_path, "--nproc-per-node", 2, "--max-restarts=1", "--monitor-interval=0.2")
     assert status == 0, said
     assert written(tmp_path, 2) == [12.0, 12.0] and "ValueError: the first time" in said
 
 
-@pytest.mark.parametrize(("blow", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 128 + 15), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("blow", "status"),
+    [
+        (signal.SIGKILL, -9),
+        pytest.param(signal.SIGTERM, 128 + 15, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+    ],
+)
 def test_the_ranks_end_with_their_launcher(tmp_path, blow, status):
     launcher = start(SCRIPT, "wait", tmp_path, "--nproc-per-node", 2)
     try:
@@ -119,6 +129,7 @@ def test_the_ranks_end_with_their_launcher(tmp_path, blow, status):
         launcher.kill()
 
 
+@pytest.mark.slow
 def test_two_machines_train_together_as_two_local_nodes_do(tmp_path):
     port = free_port()
     words = ["--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", port, "--start-timeout", 60]
@@ -135,6 +146,7 @@ def test_two_machines_train_together_as_two_local_nodes_do(tmp_path):
         assert second[name] == [*first[name][:3], []]
 
 
+@pytest.mark.slow
 def test_a_machine_that_does_not_come(tmp_path):
     words = ["--nnodes", 2, "--node-rank", 0, "--master-addr", "127.0.0.1", "--master-port", free_port()]
     status, said = run(SCRIPT, "show", tmp_path, *words, "--start-timeout", 2)
@@ -155,7 +167,8 @@ def times_rank(number, comment):
     return number * comm.rank
 
 
-@pytest.mark.parametrize("comment", ["fail", "fail, and end late"])
+@pytest.mark.slow
+@pytest.mark.parametrize("comment", ["fail", pytest.param("fail, and end late", marks=pytest.mark.slow)])
 def test_a_function_that_fails_in_one_rank(comment):
     with pytest.raises(NodeFailed, match=r"(?s)rank 1 failed with status 1: Traceback.*KeyError: 'missing'"):
         launch(times_rank, [5, comment], nproc_per_node=2)

@@ -83,6 +83,7 @@ def test_settings_that_cannot_be(given, message):
         parsed(**{"batch_size": 32} | given)
 
 
+@pytest.mark.slow
 def test_each_rank_has_its_device():
     settings = parsed(num_nodes=5, devices=[0, "cuda:1", torch.device("cpu")])
     assert [str(settings.device_of(rank)) for rank in range(5)] == ["cuda:0", "cuda:1", "cpu", "cuda:0", "cuda:1"]
@@ -146,6 +147,7 @@ def fitted(num_nodes, strategy, seed=0):
     return trainer.fit(strategy, **settings).state_dict(), trainer.results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_nodes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_two_runs_are_the_same_to_the_bit(num_nodes):
     runs = []
@@ -178,6 +180,7 @@ class Tells(Line):
         return self.linear.weight.sum() * 0 + batch.mean()
 
 
+@pytest.mark.slow
 def test_each_generator_gives_ranks_other_numbers():
     trainer = LocalTrainer(Tells(), lambda rank, num_nodes, train_dataset: Draws())
     trainer.fit(AllReduceStrategy(), num_nodes=3, device="cpu")
@@ -224,6 +227,7 @@ class Counted(Line):
 STRATEGY = {"allreduce": lambda: AllReduceStrategy(lr=0.05), "diloco": lambda: DiLoCoStrategy(lr=0.05, H=3)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_nodes", [1, 2])
 def test_integer_buffers_are_in_the_model_that_comes_back(num_nodes):
     model = Counted()
@@ -377,6 +381,7 @@ print("steps", trainer.result.steps, "of", len(trainer.results))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["script", "stdin"])
 def test_models_of_a_script_without_a_guard_or_of_none(tmp_path, way):
     """Of a notebook's cell, which has no file either, too."""

@@ -94,6 +94,7 @@ def _peak(tried, count):
     return peak.bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [150 * MB, 80 * MB])
 def test_what_is_found_fits_and_not_much_more_does(extra):
     with Processes(1, _found, extra) as fresh:  # what other tests have left in this one would be in the way
@@ -142,6 +143,7 @@ def _refused(_comm):
     return str(refused.value)
 
 
+@pytest.mark.slow
 def test_not_even_one_sample():
     # Not what is in use now: the system may take unused pages back meanwhile.
     full = replace(trial(Layers(), Pictures(), batch_size=16), memory=Memory(device=CPU, most=0, told="0 bytes"))

@@ -82,7 +82,11 @@ def strategy_of(line: str, names: dict[str, Any]) -> Strategy:
     return eval(line, names)
 
 
-@pytest.mark.parametrize("block", OTHERS, ids=lambda block: ast.unparse(ast.parse(block).body[-1])[:40])
+@pytest.mark.parametrize(
+    "block",
+    [*OTHERS[:1], *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS[1:])],
+    ids=lambda block: ast.unparse(ast.parse(block).body[-1])[:40],
+)
 def test_a_block_of_the_readme_runs(block, reader):
     exec(block, reader)
 

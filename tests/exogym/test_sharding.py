@@ -154,6 +154,7 @@ def factory(rank, num_nodes, train_dataset):
     return Subset(Points(16), range(rank, 16, num_nodes))
 
 
+@pytest.mark.slow
 def test_a_factory_for_training_beside_a_data_set_for_validation():
     events = []
     trainer = LocalTrainer(model=Line(), train_dataset=factory, val_dataset=Points(6))
@@ -231,7 +232,7 @@ def test_samples_of_any_kind(kind):
 
 @pytest.mark.parametrize(
     ("length", "num_nodes"),
-    [(1, 1), (1, 2), pytest.param(7, 3, marks=pytest.mark.slow)],
+    [(1, 1), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((1, 2), (7, 3)))],
 )
 def test_less_data_than_a_batch_of_all_ranks(length, num_nodes):
     trainer = LocalTrainer(Line(), Points(length))

@@ -167,6 +167,7 @@ def test_a_factorys_data_are_shuffled_anew_in_each_epoch():
     assert sorted(first) == sorted(second) == list(range(8)) and first != second and first != sorted(first)
 
 
+@pytest.mark.slow
 def test_should_stop_reaches_the_nodes():
     seen = []
     trainer = LocalTrainer(Line(), Points(16))

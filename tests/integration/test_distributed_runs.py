@@ -74,6 +74,7 @@ def test_three_hosts_agree_bit_for_bit_after_each_round_and_leave_a_model(runner
     assert runner.left_over() == []
 
 
+@pytest.mark.slow
 def test_a_second_run_sends_nothing_and_lora_leaves_an_adapter(runner):
     runner.run("diloco", "h2", text=DILOCO)
     again = runner.run("diloco", "h2", text=LORA)
@@ -91,6 +92,7 @@ max_steps = 12
 """
 
 
+@pytest.mark.slow
 def test_what_a_profile_leaves_open_is_chosen_measured_once_and_said(runner):
     (PROJECT / ".multimac" / "step-times.json").unlink(missing_ok=True)
     first = runner.run("open", "h2", text=OPEN)
@@ -115,6 +117,7 @@ def test_dry_run_changes_nothing(runner):
     assert runner.run_dir is None
 
 
+@pytest.mark.slow
 def test_two_hosts_with_all_reduce_equal_one_process(runner):
     addresses = [runner.lab[name].address for name in ("h1", "h2")]
     tiny = runner.config("").read_text()
@@ -136,6 +139,7 @@ def test_two_hosts_with_all_reduce_equal_one_process(runner):
         torch.testing.assert_close(weight, theirs[name], rtol=1e-3, atol=2e-5, msg=name)
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_leaves_no_worker(runner):
     process = runner.start("long", "h2", text=LONG)
     runner.lab.kill("h1", "distributed.launcher.main")

@@ -94,6 +94,7 @@ def test_healthy_hosts_and_their_links(lab, checked):
     wait_until_no_agent_is_left(lab, 3)
 
 
+@pytest.mark.slow
 def test_three_of_four_hosts_are_wrong_in_three_ways(lab, runner):
     lab.drop("h2")
     changes = {"h3": {"python_env": "/no/such/environment"}, "h4": {"project_path": "/proc/multimac"}}
@@ -110,6 +111,7 @@ def test_three_of_four_hosts_are_wrong_in_three_ways(lab, runner):
     assert "3 problems" in done.stderr and f"Run: multimac hosts setup --hosts {path}" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_firewall_between_two_workers(lab, checked):
     lab.drop("h2", "h3")
     (said,) = checked("h2", "h3", "h4")["errors"]
@@ -118,12 +120,14 @@ def test_a_firewall_between_two_workers(lab, checked):
     assert "firewall" in said
 
 
+@pytest.mark.slow
 def test_packets_that_are_lost_one_way(lab, checked):
     filter_input("h3", f"ip saddr {lab['h2'].address} drop")
     (said,) = checked("h2", "h3")["errors"]
     assert said.startswith(f"{lab['h2'].address} -> {lab['h3'].address}: packets are lost in this direction")
 
 
+@pytest.mark.slow
 def test_a_host_that_lets_nobody_connect_but_by_ssh(lab, checked):
     filter_input("h3", "tcp flags & (syn | ack) == syn tcp dport != 22 drop")
     (said,) = checked("h2", "h3")["errors"]
@@ -132,6 +136,7 @@ def test_a_host_that_lets_nobody_connect_but_by_ssh(lab, checked):
     assert f"In the firewall of {h3}, allow" in said
 
 
+@pytest.mark.slow
 def test_an_interface_that_the_others_cannot_reach(lab, checked):
     from lab.network import in_namespace
 
@@ -147,6 +152,7 @@ def test_an_interface_that_the_others_cannot_reach(lab, checked):
     assert '"interface"' in said
 
 
+@pytest.mark.slow
 def test_a_cable_pulled_in_the_middle_leaves_nothing_behind(lab, runner):
     command = [sys.executable, "cli_typer.py", "hosts", "check", "--hosts", str(hosts_file(runner, "h2", "h3"))]
     begin = time.monotonic()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.slow]
 DILOCO = """
 [distributed:d]
 base_profile = tiny
@@ -55,9 +55,7 @@ def whole(runner_in, tmp_path_factory):
     return digest_of
 
 
-@pytest.mark.parametrize(
-    "text", [DILOCO, pytest.param(ALL_REDUCE, marks=pytest.mark.slow)], ids=["diloco", "allreduce"]
-)
+@pytest.mark.parametrize("text", [DILOCO, ALL_REDUCE], ids=["diloco", "allreduce"])
 def test_ctrl_c_and_resume_end_bit_for_bit_as_without(runner, whole, text):
     expected = whole(text)
     process = runner.start("d", "h2", text=text)

@@ -14,7 +14,7 @@ from waiting import wait_until
 from distributed.hosts.host_process import environment
 from whisper_tuner.data.dataset import load_manifest, write_manifest
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.slow]
 PROJECT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "evaluate_slowly.py"
 DECODER = "distributed.worker.decode"
@@ -97,7 +97,6 @@ def test_all_hosts_transcribe_and_the_texts_are_those_of_one(trained, alone, tmp
         assert not list((home / f"project-{name}" / ".multimac").glob("evaluated/*"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["killed", "frozen", "cut off"])
 def test_a_host_that_is_lost_meanwhile_costs_no_clip(trained, alone, tmp_path, fault):
     lab = trained.lab
@@ -117,7 +116,6 @@ def test_a_host_that_is_lost_meanwhile_costs_no_clip(trained, alone, tmp_path, f
     wait_until(lambda: evaluation.decoders("h2", "h3") == 0, 40)
 
 
-@pytest.mark.slow
 def test_a_stop_ends_all_decoders(trained, tmp_path):
     evaluation = Evaluation(trained, tmp_path, 3)
     wait_until(lambda: evaluation.decoders("h2", "h3") == 2, 60)
@@ -145,7 +143,6 @@ class Check:
         return page, done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", ["base", "adapter"])
 def test_data_check_hears_on_all_hosts_what_one_hears(trained, tmp_path, model):
     path = PROJECT / "bundled" / "model" if model == "base" else trained.run_dir / "final"
@@ -161,7 +158,6 @@ def test_data_check_hears_on_all_hosts_what_one_hears(trained, tmp_path, model):
         assert not list((Path(trained.lab[name].home) / f"project-{name}" / ".multimac").glob("evaluated/*"))
 
 
-@pytest.mark.slow
 def test_data_check_goes_on_without_a_host_that_cannot_help(trained, tmp_path):
     trained.names["h3"] = "10.77.0.99"  # nobody
     try:

@@ -54,6 +54,7 @@ def all_hosts(lab) -> list[dict]:
     return [{"host": lab[name].address} for name in ("h2", "h3", "h4")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["distributed-train", "hosts setup", "hosts sync"])
 def test_four_hosts_with_one_project_folder_are_refused_by_name(lab, runner, what):
     line = command(runner, all_hosts(lab), project_path="~/one")
@@ -72,12 +73,14 @@ def test_four_hosts_with_one_project_folder_are_refused_by_name(lab, runner, wha
     assert runner.run_dir is None
 
 
+@pytest.mark.slow
 def test_workers_in_the_masters_own_checkout_are_refused(lab, runner):
     done = run(runner, command(runner, all_hosts(lab), project_path=str(PROJECT)))
     names = ", ".join(f"{host.address} ({PROJECT})" for host in lab.hosts.values())
     assert done.returncode == 5 and f"{names}: these folders are the same" in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_a_machine_with_two_names_is_refused_and_trains_with_two_folders(lab, runner):
     (lab["h1"].home / ".ssh" / "config").write_text(f"Host twin\n  HostName {lab['h2'].address}\n")
     workers = [{"host": lab["h2"].address}, {"host": "twin"}]
@@ -91,6 +94,7 @@ def test_a_machine_with_two_names_is_refused_and_trains_with_two_folders(lab, ru
     assert load_model(runner.run_dir / "final") and (lab["h2"].home / "of-twin" / "distributed").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_model_stays_in_a_shared_folder_even_where_the_check_is_passed_over(lab, runner, lost):
     """The folder of the master's runs is that of the workers' runs. lost: the master's own rank, so a host saves."""

@@ -18,7 +18,7 @@ from lab import cable, faults, network
 from lab.keys import ENVIRONMENT, PRIVATE
 from waiting import wait_until
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.slow]
 PROJECT = Path(__file__).parents[2]
 SHORT = "[distributed:short]\nbase_profile = tiny\ncommunication_interval = 3\nmax_steps = 6\n"
 LONG = "[distributed:long]\nbase_profile = tiny\nstrategy = allreduce\nepochs = 1000\n"
@@ -60,7 +60,6 @@ def test_a_slower_second_link_and_one_that_a_third_host_lacks_are_left_alone(lab
         assert done.returncode == 0 and "training uses" not in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.slow
 def test_the_faster_link_goes_away(lab, runner):
     """Its addresses stay. The run goes on with whom it has, and takes the other one back by the slower link."""
     lab.set_rate("h1", "20mbit")
@@ -80,7 +79,6 @@ def test_the_faster_link_goes_away(lab, runner):
     assert "not all hosts reach each other by {}: they meet at {} now".format(*addresses) in out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("host", ["h1", "h2"])
 def test_a_cable_that_takes_its_address_with_it_as_on_a_mac_is_left_for_the_slower_link(lab, runner, host):
     """No SSH connection breaks: nobody is lost, but the group's connections are dead."""

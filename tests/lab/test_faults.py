@@ -13,7 +13,7 @@ from lab import Lab, LabError, faults, network, remains
 from lab.hosts import state
 
 ABLE = sys.platform == "linux" and os.geteuid() == 0
-pytestmark = [pytest.mark.lab, pytest.mark.skipif(not ABLE, reason="the lab needs Linux and root")]
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.skipif(not ABLE, reason="the lab needs Linux and root")]
 TALK = """
 import contextlib, socket
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

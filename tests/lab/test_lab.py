@@ -17,7 +17,7 @@ from lab.lab import RECORD
 from lab.machine import require
 
 ABLE = sys.platform == "linux" and os.geteuid() == 0
-pytestmark = [pytest.mark.lab, pytest.mark.skipif(not ABLE, reason="the lab needs Linux and root")]
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.skipif(not ABLE, reason="the lab needs Linux and root")]
 SEND = """
 import socket, sys, time
 data = bytes(1 << 20)

@@ -17,7 +17,7 @@ from lab.hosts import user_home
 
 PROJECT = Path(__file__).parents[2]
 ABLE = sys.platform == "linux" and os.geteuid() == 0
-pytestmark = [pytest.mark.lab, pytest.mark.skipif(not ABLE, reason="the lab needs Linux and root")]
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.skipif(not ABLE, reason="the lab needs Linux and root")]
 SHELL = r"""set -e
 hide() { # PROGRAM, if there is one
     real=$(command -v "$1") || return 0

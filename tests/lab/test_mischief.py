@@ -32,6 +32,7 @@ def answers(lab: Lab, host: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.lab
 @pytest.mark.skipif(not ABLE, reason="the lab needs Linux and root")
 @pytest.mark.skipif(not list(Path("/usr/lib").glob("*/faketime")), reason="libfaketime is not installed")

@@ -176,13 +176,18 @@ def nothing(run: Path) -> None:
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (damage, "all checkpoints are damaged: localhost"),
-        (nothing, "belongs to a run with other settings: strategy was DiLoCoStrategy, and is AllReduceStrategy"),
+        pytest.param(damage, "all checkpoints are damaged: localhost", id="damaged"),
+        pytest.param(
+            nothing,
+            "belongs to a run with other settings: strategy was DiLoCoStrategy, and is AllReduceStrategy",
+            id="of another run",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["damaged", "of another run"],
 )
 def test_checkpoints_that_cannot_be_used(desk, harm, message):
     """Found by the rank that reads them; tests/exogym/state/test_checkpoint.py has every kind of damage."""
@@ -201,6 +206,7 @@ def test_checkpoints_that_cannot_be_used(desk, harm, message):
     assert not (run / "final").exists() and not list(run.glob(".*"))
 
 
+@pytest.mark.slow
 def test_the_disk_fills_up_while_it_trains(desk):
     """What there is of the run stays: it tells how far it came."""
     if sys.platform != "linux" or os.geteuid() != 0:

@@ -263,7 +263,18 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("make", "command", "status", "place", "remedy"), MISTAKES.values(), ids=MISTAKES.keys())
+QUICK = {"SSH is off", "the key is not accepted", "the host key is unknown", "the host key has changed"}
+QUICK |= {"no packages", "Python is too old", "memory far too small", "another package of our name"}
+QUICK |= {"a web server answers hosts sync", "hosts setup with an unknown host key"}
+
+
+@pytest.mark.parametrize(
+    ("make", "command", "status", "place", "remedy"),
+    [
+        pytest.param(*mistake, id=name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name, mistake in MISTAKES.items()
+    ],
+)
 def test_hosts(desk, host, make, command, status, place, remedy):
     make(host)
     there = host.project.parent / "project"
@@ -273,6 +284,7 @@ def test_hosts(desk, host, make, command, status, place, remedy):
     assert (isinstance(had, list) or there.exists() == had) and not [path for path in new if ".sync" not in path.parts]
 
 
+@pytest.mark.slow
 def test_hosts_check_as_json_tells_the_same_problem(desk, host):
     host.write(ssh_port=1)
     said = desk.refuses(f"{CHECK} --json", 5, "127.0.0.1: port 1: Connection refused", "Remote Login")
@@ -284,6 +296,7 @@ def test_hosts_check_as_json_tells_the_same_problem(desk, host):
     assert (problem["hosts"], problem["check"]) == (["127.0.0.1"], "ssh")
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_not_there(desk, ssh_server, monkeypatch):
     """torch must be asked, however busy the machine is."""
     for name, seconds in {"look.TORCH_ALARM_S": 20, "preflight.TORCH_BY": 22.0, "preflight.LINKS_BY": 24.0}.items():

@@ -68,6 +68,7 @@ def test_an_environment_is_made_its_packages_are_loaded_once_and_then_nothing_is
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "") and made(project)
 
 
+@pytest.mark.slow
 def test_an_environment_that_does_not_work_any_more_is_made_anew(project):
     """Also where the stamp says that all is installed: `brew upgrade` does not touch it."""
     venv = without_pip(project / ".venv")
@@ -80,6 +81,7 @@ def test_an_environment_that_does_not_work_any_more_is_made_anew(project):
     assert made(project) and not (venv / "old").exists() and (venv / ".installed").exists()
 
 
+@pytest.mark.slow
 def test_one_without_pip_gets_it_and_keeps_what_it_has(project):
     """As uv makes them, or after Ctrl-C while it was made."""
     venv = without_pip(project / ".venv")
@@ -88,6 +90,7 @@ def test_one_without_pip_gets_it_and_keeps_what_it_has(project):
     assert "Making" not in done.stdout and made(project) and (venv / "old").exists()
 
 
+@pytest.mark.slow
 def test_a_link_is_taken_away_and_not_what_it_leads_to(project, tmp_path):
     """As a second working tree may have one, to share the environment."""
     theirs = without_pip(tmp_path / "theirs")
@@ -98,6 +101,7 @@ def test_a_link_is_taken_away_and_not_what_it_leads_to(project, tmp_path):
     assert made(project) and not (project / ".venv").is_symlink() and (theirs / "old").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a Mac takes the newest")
 def test_of_two_series_of_torch_a_new_environment_gets_the_small_one(project, tmp_path):
     for version in ("2.13.0", "2.14.1"):
@@ -141,6 +145,7 @@ def test_what_is_said_where_no_python_can_train(project, tmp_path, shell):
     assert "No Python that can train was found" in done.stderr and "Homebrew in /opt/homebrew" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_failed_import_is_an_error_each_time(project):
     (project / "distributed/hosts/code.py").write_text("raise SyntaxError")
     first = "import code\nraise ImportError('incompatible architecture')\n"

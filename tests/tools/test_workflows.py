@@ -78,6 +78,7 @@ def mac(tmp_path, ssh_server, monkeypatch):
     return step
 
 
+@pytest.mark.slow
 def test_a_mac_becomes_a_second_host_of_its_own(mac, ssh_server, monkeypatch, capsys):
     mac("The CPU, where the GPU computes nothing")
     mac("Remote Login to itself")

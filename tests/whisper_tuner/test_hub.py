@@ -35,6 +35,7 @@ def fetch(found: Hub) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=found.env, cwd=PROJECT)
 
 
+@pytest.mark.slow
 def test_finetune_downloads_in_sight_and_only_once(model, tmp_path):
     (tmp_path / "config.ini").write_text(CONFIG)
     command = [sys.executable, str(PROJECT / "cli_typer.py"), "finetune", "mine"]

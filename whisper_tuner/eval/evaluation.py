@@ -33,8 +33,8 @@ from whisper_tuner.data.labels import is_multilingual
 from whisper_tuner.errors import TunerError
 from whisper_tuner.eval.decoder import Decoder
 from whisper_tuner.eval.predictions import REPETITION, Prediction
-from whisper_tuner.eval.wer import ErrorRates, error_rates, text_normalizer
-from whisper_tuner.languages import joined, language_code, text_language
+from whisper_tuner.eval.wer import ErrorRates, error_rates, text_normalizers
+from whisper_tuner.languages import UNSPACED, joined, language_code, text_language
 from whisper_tuner.model.base_model import encode, full_frames, whisper_of
 from whisper_tuner.problems import Problem
 
@@ -77,7 +77,8 @@ class Transcript:
 class Evaluation:
     """Rates over the clips in `rows`; unreadable clips are in `problems` and count in no rate.
 
-    `greedy` are the rates, after the normaliser, of what was written before any text was decoded again.
+    `greedy` are the rates, after the normaliser, of what was written before any text was decoded again. `other` are
+    those after another normaliser; `normalizers` are the names of both.
     `written` is the code of the language of the texts, None if the model was told none. `seconds` are those that the
     transcription took; `cached` says that it was done in an earlier evaluation.
     """
@@ -85,6 +86,8 @@ class Evaluation:
     raw: ErrorRates
     normalized: ErrorRates
     greedy: ErrorRates
+    other: ErrorRates
+    normalizers: tuple[str, str]
     rows: tuple[Prediction, ...]
     problems: tuple[Problem, ...]
     seconds: float
@@ -145,18 +148,25 @@ def compared(
     samples: Sequence[Sample], heard: Sequence[Transcript], written: str | None, seconds: float, *, cached: bool = False
 ) -> Evaluation:
     """Compute the rates of what was heard in these samples; see Evaluation."""
-    normalize = text_normalizer(written)
+    (name, normalize), (other_name, other) = text_normalizers(written)
+    spaced = written not in UNSPACED
     pairs = list(zip(samples, heard, strict=True))
     rows = tuple(
-        Prediction(s, t.text, (normalize(s.text), normalize(t.text)), t.temperature, t.plain, t.logprob)
+        Prediction(
+            *(s, t.text, (normalize(s.text), normalize(t.text)), t.temperature, t.plain, t.logprob),
+            normalizer=name,
+            spaced=spaced,
+        )
         for s, t in pairs
         if not t.problem
     )
     said = [row.normalized[0] for row in rows]
     return Evaluation(
         raw=error_rates([row.sample.text for row in rows], [row.hypothesis for row in rows]),
-        normalized=error_rates(said, [row.normalized[1] for row in rows]),
-        greedy=error_rates(said, [normalize(row.greedy) for row in rows]),
+        normalized=error_rates(said, [row.normalized[1] for row in rows], spaced=spaced),
+        greedy=error_rates(said, [normalize(row.greedy) for row in rows], spaced=spaced),
+        other=error_rates([other(row.sample.text) for row in rows], [other(row.hypothesis) for row in rows]),
+        normalizers=(name, other_name),
         rows=rows,
         problems=tuple(Problem(s.line, f"{s.id}: {t.problem}") for s, t in pairs if t.problem),
         seconds=seconds,

@@ -27,7 +27,7 @@ MARKS = {"equal": "", "substitute": "S", "delete": "D", "insert": "I"}  # jiwer'
 
 TEXTS = ("id", "audio", "reference", "hypothesis", "reference_normalized", "hypothesis_normalized")
 ERRORS = ("wer", "cer", "substitutions", "deletions", "insertions")
-COLUMNS = (*TEXTS, *ERRORS, "duration_s", "flags", "temperature", "greedy")
+COLUMNS = (*TEXTS, *ERRORS, "duration_s", "flags", "temperature", "greedy", "normalizer")
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Prediction:
     """A model's text for a clip; `normalized` is (reference, hypothesis) after the text normaliser.
 
     temperature: at which it was decoded. greedy: what it wrote at 0. logprob: the mean of its tokens, if it is known.
+    normalizer: its name. spaced: see error_rates.
     """
 
     sample: Sample
@@ -43,11 +44,13 @@ class Prediction:
     temperature: float
     greedy: str
     logprob: float | None = field(default=None, compare=False)
+    normalizer: str = ""
+    spaced: bool = True
 
     @cached_property
     def rates(self) -> ErrorRates:
         reference, hypothesis = self.normalized
-        return error_rates([reference], [hypothesis])
+        return error_rates([reference], [hypothesis], spaced=self.spaced)
 
     @property
     def was_in_doubt(self) -> bool:
@@ -102,7 +105,7 @@ def write_predictions(path: Path, found: Iterable[Prediction]) -> Path:
         texts = [sample.id, sample.audio, sample.text, one.hypothesis, *one.normalized]
         errors = [rates.substitutions, rates.deletions, rates.insertions]
         figures = [f"{rates.wer:.4f}", f"{rates.cer:.4f}", *errors, f"{sample.duration_s:.3f}"]
-        rows.append([*texts, *figures, " ".join(one.flags), one.temperature, one.greedy])
+        rows.append([*texts, *figures, " ".join(one.flags), one.temperature, one.greedy, one.normalizer])
     write_table(path, COLUMNS, rows)
     return path
 

@@ -2,14 +2,19 @@
 
 The rates are corpus-level: all errors divided by all reference words. A mean of the clips' rates would let a one-word
 clip count as much as a minute of speech. Raw rates also compare case and punctuation, so they tell how a model writes.
-Normalised rates compare only what is said; Whisper's published figures are of this kind. Intervals and paired
-differences come from resampling clips (Bisani and Ney, ICASSP 2004).
+Normalised rates compare only what is said; Whisper's published figures are of this kind. The normaliser decides much
+of such a figure, so its name and version go with it. Intervals and paired differences come from resampling clips
+(Bisani and Ney, ICASSP 2004).
 """
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
 
 import jiwer
 import numpy as np
@@ -20,6 +25,23 @@ DRAWS = 10_000
 LEVEL = (2.5, 97.5)  # per cent: an interval of 95 %
 _AT_ONCE = 2_000_000  # clips that are drawn together
 
+OURS = "multimac-unicode 1"  # its name and version: another figure for any text needs another number
+# Languages whose words have marks without a character of their own: vowel signs, tones, stress; and Turkish,
+# Azerbaijani and Tatar, whose İ becomes an i with such a mark. Whisper's normaliser splits words at each.
+MARKED = {"ar", "as", "az", "be", "bg", "bn", "bo", "fa", "gu", "he", "hi", "km", "kn", "ln", "lo", "mk", "ml", "mr"}
+MARKED |= {"my", "ne", "pa", "ps", "ru", "sa", "sd", "si", "sr", "ta", "te", "th", "tr", "tt", "uk", "ur", "yi", "yo"}
+DOTTED = {"az", "tr", "tt"}  # I is the capital of ı there
+_CHILLUS = tuple(zip("ണനരലളക", "ൺൻർൽൾൿ", strict=True))  # Malayalam's final consonants, once three characters
+# Tatweel, variation selectors, and more that changes the look of a word alone.
+_UNSEEN = dict.fromkeys((0x34F, 0x640, 0x17B4, 0x17B5, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)))
+# Persian words are spelled with a non-joiner, which is only seen between two letters of which the first would join.
+_IDLE_JOINER = re.compile(
+    "(?<![\u0626\u0628\u062a-\u062e\u0633-\u0647\u0649\u064a\u066e\u066f\u0678-\u0687\u069a-\u06c2\u06cc\u06d0])\u200c"
+    "|\u200c(?![\u0620-\u06d3])"
+)
+
+Normalizer = tuple[str, Callable[[str], str]]
+"""Its name and version, and what makes texts comparable."""
 Clips = Sequence[tuple[int, int]]
 """Of each clip (errors, words in its reference)."""
 
@@ -40,14 +62,15 @@ class ErrorRates:
         return self.substitutions + self.deletions + self.insertions
 
 
-def error_rates(references: Sequence[str], hypotheses: Sequence[str]) -> ErrorRates:
+def error_rates(references: Sequence[str], hypotheses: Sequence[str], *, spaced: bool = True) -> ErrorRates:
     """Compute the rates of a whole set. An empty reference adds its hypothesis as insertions.
 
-    With no reference words at all the rate is the number of insertions. Raises ValueError for lists of different
-    length.
+    With no reference words at all the rate is the number of insertions. spaced: False where spaces were put between
+    characters, and so are none themselves. Raises ValueError for lists of different length.
     """
     words = jiwer.process_words(list(references), list(hypotheses))
-    characters = jiwer.process_characters(list(references), list(hypotheses))
+    said, heard = ([text if spaced else "".join(text.split()) for text in each] for each in (references, hypotheses))
+    characters = jiwer.process_characters(said, heard)
     return ErrorRates(
         wer=float(words.wer),
         cer=float(characters.cer),
@@ -59,16 +82,53 @@ def error_rates(references: Sequence[str], hypotheses: Sequence[str]) -> ErrorRa
 
 
 def text_normalizer(language: str | None) -> Callable[[str], str]:
-    """Return Whisper's normaliser for a language (a code): English has its own; others lose case, punctuation, symbols.
+    """Return the normaliser that a language (a code) is measured with."""
+    return text_normalizers(language)[0][1]
 
-    Languages written without spaces are split into characters, so that their WER means something.
+
+def text_normalizers(language: str | None) -> tuple[Normalizer, Normalizer]:
+    """Return the normaliser that a language (a code) is measured with, and one whose WER is told beside it.
+
+    Ours is for those of MARKED, and where the language is not known. It differs from Whisper's basic one in what it
+    does to marks. Languages without spaces are split into characters, so that their WER means something.
     """
     from whisper_normalizer.basic import BasicTextNormalizer
     from whisper_normalizer.english import EnglishTextNormalizer
 
+    release, is_split = version("whisper-normalizer"), language in UNSPACED
+    keeping = BasicTextNormalizer(split_letters=is_split)
+    keeping.clean = partial(_with_marks, has_points=language == "yi")
+    ours = OURS, lambda text: keeping(_lower_i(text) if language in DOTTED else text)
     if language == "en":
-        return EnglishTextNormalizer()
-    return BasicTextNormalizer(split_letters=language in UNSPACED)
+        return (f"whisper-english {release}", EnglishTextNormalizer()), ours
+    basic = f"whisper-basic {release}", BasicTextNormalizer(split_letters=is_split)
+    return (ours, basic) if language is None or language in MARKED else (basic, ours)
+
+
+def _lower_i(text: str) -> str:
+    return unicodedata.normalize("NFC", text).replace("İ", "i").replace("I", "ı")
+
+
+def _with_marks(text: str, *, has_points: bool) -> str:
+    """Replace punctuation and symbols by spaces, and keep marks, but for those that writers may leave out.
+
+    These are stress marks of Cyrillic, and vowel points of Arabic and Hebrew. has_points: the language is spelled so.
+    """
+    text = unicodedata.normalize("NFKC", text).translate(_UNSEEN).replace("i\u0307", "i")
+    for letter, chillu in _CHILLUS:
+        text = text.replace(f"{letter}\u0d4d\u200d", chillu)
+    kept = ""
+    for char in text:
+        kind, before = unicodedata.category(char), kept[-1:]
+        if kind[0] in "SP" or char == "\u200b":  # a space without a width
+            kept += " "
+        elif kind in ("Mn", "Mc"):
+            is_point = "\u0590" < char < "\u0700" and not has_points
+            is_stress = char in "\u0300\u0301" and "\u0400" <= before < "\u0530"
+            kept += char if before.strip() and not is_point and not is_stress else ""
+        elif kind not in ("Me", "Cf") or char == "\u200c":
+            kept += char
+    return _IDLE_JOINER.sub("", kept)
 
 
 @dataclass(frozen=True, kw_only=True)

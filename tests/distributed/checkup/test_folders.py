@@ -75,7 +75,12 @@ def test_folders_of_their_own_are_well_and_nothing_stays_there(hosts_at, tmp_pat
 
 @pytest.mark.parametrize("exists", [True, False])
 @pytest.mark.parametrize(
-    ("one", "two"), [("p", "p"), ("p", "p/in/it"), ("p", "link"), ("p", "above/p"), ("p/in", "link")]
+    ("one", "two"),
+    [
+        ("p", "p"),
+        ("p", "link"),
+        *(pytest.param(*two, marks=pytest.mark.slow) for two in (("p", "p/in/it"), ("p", "above/p"), ("p/in", "link"))),
+    ],
 )
 def test_folders_that_are_one_are_refused_by_name_whatever_they_are_called(hosts_at, tmp_path, one, two, exists):
     (tmp_path / "link").symlink_to("p")
@@ -194,6 +199,7 @@ def test_another_master_is_refused_while_the_first_is_at_work_and_not_afterwards
         assert not (there / "distributed" / "a.py").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_torch")
 def test_without_a_sync_another_masters_files_are_not_used(hosts_at, tmp_path, monkeypatch):
     hosts, there = hosts_at(tmp_path / "there"), tmp_path / "there"

@@ -65,6 +65,7 @@ def test_healthy_hosts_form_a_group_for_each_pair(links):
     assert sorted(map(sorted, pairs)) == [[0, 1], [0, 1], [0, 2], [0, 2], [1, 2], [1, 2]]
 
 
+@pytest.mark.slow
 def test_gloo_that_fails_where_tcp_connects_names_the_pairs(links):
     links.places[1]["address"] = "192.0.2.77"  # none of this machine's
     (problem,) = problems(links, 4.0)
@@ -74,6 +75,7 @@ def test_gloo_that_fails_where_tcp_connects_names_the_pairs(links):
     assert "multimac hosts setup" in problem.remedy
 
 
+@pytest.mark.slow
 def test_a_peer_that_freezes_in_gloo_is_waited_for_no_longer_than_there_is_time(links):
     os.kill(torch_process(links.looks[2]).pid, signal.SIGSTOP)
     (problem,) = problems(links, 3.0)

@@ -242,6 +242,7 @@ def test_a_folder_of_this_machine_that_cannot_be_used_has_its_own_remedy(tmp_pat
         assert found.check == "folder" and remedy in found.remedy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_in_use", [True, False])
 def test_a_connection_that_comes_too_late_is_closed(no_torch, monkeypatch, is_in_use):
     """While the report is in use, or when nobody waits any more."""
@@ -275,6 +276,7 @@ def test_a_connection_that_comes_too_late_is_closed(no_torch, monkeypatch, is_in
     assert closed.wait(5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_nothing_behind(ssh_server, tmp_path, number):
     hosts = tmp_path / "hosts.json"

@@ -152,6 +152,7 @@ def test_setup_from_nothing_over_a_wheelhouse_and_then_again(ssh_server: SshServ
         assert fetched.source == "registry"
 
 
+@pytest.mark.slow
 def test_a_link_is_taken_away_and_a_wheel_that_the_master_did_not_send_is_not_installed(
     ssh_server: SshServer, small_project, tmp_path
 ):
@@ -180,6 +181,7 @@ def test_a_link_is_taken_away_and_a_wheel_that_the_master_did_not_send_is_not_in
     assert f"prompt = {environment.MADE_BY!r}\n" in (venv / "pyvenv.cfg").read_text()
 
 
+@pytest.mark.slow
 def test_an_environment_whose_python_does_not_fit_any_more_is_made_anew(ssh_server: SshServer, small_project):
     """`brew upgrade` puts another version in its place."""
     venv = Path(ssh_server.host.project_path, ".venv")
@@ -219,6 +221,7 @@ def test_a_python_that_the_packages_do_not_fit_is_told_before_anything_is_fetche
     assert not said and (venv / "bin" / "python").exists()
 
 
+@pytest.mark.slow
 def test_a_half_made_environment_is_completed_and_a_package_that_does_not_load_is_told(
     ssh_server: SshServer, small_project, tmp_path, monkeypatch
 ):
@@ -236,6 +239,7 @@ def test_a_half_made_environment_is_completed_and_a_package_that_does_not_load_i
     assert "Remove its environment" in str(caught.value)  # another setup would find all versions as they should be
 
 
+@pytest.mark.slow
 def test_where_wheels_were_fetched_by_another_python_what_is_missing_is_explained(
     ssh_server: SshServer, small_project, monkeypatch
 ):

@@ -65,6 +65,7 @@ def test_plain_lines_tell_what_is_left_or_how_long_it_takes(monkeypatch):
     assert lines[0].startswith("h: installing: 10.0 MB of 40.0 MB, ")
 
 
+@pytest.mark.slow
 def test_bars_of_a_terminal_show_it_too():
     said = io.StringIO()
     console = Console(file=said, force_terminal=True, width=100, _environ={"TERM": "xterm"})

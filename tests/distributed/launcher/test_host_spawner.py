@@ -85,6 +85,7 @@ def test_no_worker_is_started_again_while_its_model_is_gone_here(spawner, tmp_pa
         spawner.start(again=True)
 
 
+@pytest.mark.slow
 def test_clips_are_sent_in_order_and_a_few_at_a_time(spawner, there, monkeypatch):
     monkeypatch.setattr(spawners, "GROUP_FILES", 16)
     done = spawner.send(clips(40), lambda: True)

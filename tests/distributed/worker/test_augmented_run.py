@@ -66,6 +66,7 @@ def fit(work, **more) -> LocalTrainer:
     return trainer
 
 
+@pytest.mark.slow
 def test_a_run_with_every_option_goes_on_bit_for_bit(profile, tmp_path):
     whole = fit(work_of(profile, tmp_path))
     kept, steps = str(tmp_path / "kept"), []
@@ -87,6 +88,7 @@ def test_the_epoch_reaches_the_clips(profile, tmp_path):
     assert clips(0, work.validation) == clips(1, work.validation)
 
 
+@pytest.mark.slow
 def test_what_decides_about_clips_is_checked_on_resume(profile, tmp_path):
     kept = str(tmp_path / "kept")
     fit(work_of(profile, tmp_path), save_dir=kept, checkpoint_interval=2)

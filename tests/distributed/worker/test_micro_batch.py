@@ -247,6 +247,7 @@ def test_a_batch_that_is_not_cut_keeps_no_gradients(work):
     assert event["at_once"] == 1 and event["needed"] < less
 
 
+@pytest.mark.slow
 def test_what_other_programs_hold_now_refuses_nobody(work):
     """A Mac with a browser open has little memory available, and gives back what it is asked for."""
     own = work(20.0, 20.0, batch_size=2)
@@ -282,6 +283,7 @@ def test_not_one_clip_fits(work):
     assert "4 workers share this machine" in said and "method = lora" in said
 
 
+@pytest.mark.slow
 def test_one_clip_that_fits_without_its_activations_is_trained_alike(work):
     plain, small, checkpointed = works = [work(29.0, batch_size=1) for _ in range(3)]
     for own in works:  # deep enough that layers take more than all else
@@ -320,6 +322,7 @@ def positions_of(work: Work, run: Callable[[], object]) -> list[int]:
     return seen
 
 
+@pytest.mark.slow
 def test_no_pass_has_more_positions_than_the_device_sums_rightly(work, few_terms):
     whole, cut, validation = work(), work(), work().batches
     whole.batches.layout = BatchLayout(is_padded=False, few_lengths=False)
@@ -478,6 +481,7 @@ def test_the_resident_peak_stays_below_the_share(trained):
     assert at_once == 8 and peak > budget
 
 
+@pytest.mark.slow
 def test_a_trial_is_broken_off_before_it_takes_too_much(trained):
     _, budget, peak, said = trained(30 * MB, "fit")
     assert "one clip of 30.0 s needs more than" in said and peak < budget + 30 * MB

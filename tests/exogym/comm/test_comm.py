@@ -152,6 +152,7 @@ def interrupted_beside_a_frozen_peer(comm, port):
     return waited
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_wait_for_a_frozen_peer_within_a_second():
     store = local_store()
     with Processes(2, interrupted_beside_a_frozen_peer, store.port) as processes:
@@ -170,6 +171,7 @@ def joined_by_address(comm, port):
     return one.item()
 
 
+@pytest.mark.slow
 def test_a_group_that_is_given_an_address_reads_no_interface_from_the_environment():
     store = local_store()
     with Processes(2, joined_by_address, store.port) as processes:
@@ -211,6 +213,7 @@ def frozen_inside_a_collective(comm, port, in_pieces):
     return rewritten, torch.equal(fresh, result), torch.equal(again, result), digest(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_pieces", [False, True])
 def test_what_a_thawed_peer_does_late_changes_nothing(in_pieces):
     """It ends the collective that it was in, with the buffers that the others had then: if small, their own."""
@@ -243,6 +246,7 @@ def train_then_freeze(comm):
         return strategy.rounds, strategy.agreed_weights().isfinite().all().item()
 
 
+@pytest.mark.slow
 def test_training_ends_with_peer_lost():
     with Processes(2, train_then_freeze, timeout=2) as processes:
         rounds, whole = processes.result(0)

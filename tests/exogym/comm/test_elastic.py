@@ -374,6 +374,7 @@ def test_stopped_while_a_fast_rank_waits_for_a_slow_one_and_resumed(tmp_path):
     again.check(HOSTS)
 
 
+@pytest.mark.slow
 @both
 def test_lost_in_the_last_short_round_and_back_before_its_end(strategy):
     """What it had is resharded when that round has ended; and a validation is due then."""
@@ -445,6 +446,7 @@ def test_losing_a_host_with_buffers_that_a_forward_pass_changes(strategy, monkey
     assert results["ada"].digest == results["bob"].digest
 
 
+@pytest.mark.slow
 def test_the_only_one_with_the_newest_state_is_lost_while_it_hands_it_over(tmp_path):
     """Its newest checkpoint is ahead of what the other one remembers."""
     site = Site(STRATEGIES["diloco"], hosts=HOSTS[:2], epochs=6, folder=tmp_path, checkpoint_interval=1)

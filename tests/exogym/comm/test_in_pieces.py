@@ -45,7 +45,7 @@ def swapped_of_all_sizes(comm):
     return wrong
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
 @pytest.mark.parametrize("of_all_sizes", [gathered_of_all_sizes, swapped_of_all_sizes])
 def test_what_travels_in_pieces_arrives_whole(of_all_sizes, ranks):
     with Processes(ranks, of_all_sizes) as processes:
@@ -67,6 +67,7 @@ def order_of_words(comm):
     return told
 
 
+@pytest.mark.slow
 def test_a_rank_is_ready_to_be_sent_to_before_it_sends():
     """Else gloo sends that word behind all that the rank sends itself, and a link carries one way at a time."""
     with Processes(2, order_of_words) as processes:
@@ -118,6 +119,7 @@ def gathered_beside_a_frozen_peer(comm, port, what):
     return waited, [part.unique().tolist() for part in gathered], mine.unique().tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", COLLECTIVES)
 def test_a_frozen_peer_is_given_up_and_changes_nothing_when_it_thaws(what):
     store = local_store()

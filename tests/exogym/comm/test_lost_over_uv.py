@@ -141,7 +141,8 @@ class Site:
             process.join()
 
 
-@pytest.mark.parametrize("dies", ["exchanging", "joining"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", ["joining", pytest.param("exchanging", marks=pytest.mark.slow)])
 def test_survivors_go_on_as_soon_as_the_coordinator_says_so(dies):
     site = Site(dies)
     try:
@@ -206,6 +207,7 @@ def held() -> int:
     return sum(buffer.untyped_storage().nbytes() for *_, buffers in process_group._abandoned for buffer in buffers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_piece", [False, True])
 def test_ten_lost_rounds_hold_little_of_their_payloads_and_not_for_an_hour(over_uv, monkeypatch, at_piece):
     monkeypatch.setattr(process_group, "PIECE_BYTES", 1 << 20)

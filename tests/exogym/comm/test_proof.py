@@ -124,6 +124,7 @@ def test_a_rank_with_another_key_is_left_out_by_each_of_the_others(ranks):
     assert other.startswith("Stranger")
 
 
+@pytest.mark.slow
 def test_a_stranger_who_takes_a_peers_connection_reads_nothing_of_the_run(ranks, stranger):
     ada, bob = in_the_place_of_rank_1(stranger, ranks("ab" * 32, "ab" * 32), "join")
     assert ada == "Stranger: who answers rank 0 of 2 as rank 1 does not have the run's key"
@@ -132,6 +133,7 @@ def test_a_stranger_who_takes_a_peers_connection_reads_nothing_of_the_run(ranks,
     assert {json.loads(line)["read"] for line in stranger.stdout} == {32}  # a nonce, and a proof for nobody else
 
 
+@pytest.mark.slow
 def test_a_message_of_a_nonsense_length_still_aborts_who_waits_for_a_peer(ranks, stranger):
     """gloo does that: what it costs is a worker's restart, see Event.ABORTED."""
     ada, bob = in_the_place_of_rank_1(stranger, ranks("ab" * 32, "ab" * 32), "abort")

@@ -111,6 +111,7 @@ def test_an_elastic_communicator_counts_what_each_of_its_groups_sends():
     assert comm.bytes_sent == 40 + 160 + 40
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("unshare") or not shutil.which("ip"),
     reason="needs a network namespace",

@@ -124,6 +124,7 @@ def test_the_records_are_those_of_the_run(run):
     assert all(0.9 < record.correlation <= 1 for record in run.records if record.kind == "correlation")
 
 
+@pytest.mark.slow
 def test_the_start_event_has_the_settings(run):
     start = run.events[0]
     assert start["strategy"] | {"name": "DiLoCoStrategy", "H": 4, "lr": 0.01} == start["strategy"]

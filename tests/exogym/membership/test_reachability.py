@@ -40,6 +40,7 @@ def test_the_most_go_on_and_those_who_know_come_first(pairs, data):
     assert largest(hosts, pairs, known) == best_of_all(hosts, pairs, known)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pairs",
     [list(combinations(range(32), 2)), [(n, n + 1) for n in range(0, 32, 2)], [(n, n + 1) for n in range(31)]],

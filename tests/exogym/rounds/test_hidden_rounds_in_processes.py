@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from multiprocessing.connection import wait
 
+import pytest
 import torch
 from exogym_toys import train_node
 from simulation import Clips, Tiny
@@ -128,6 +129,7 @@ class Site:
         return Counter((int(epoch), name) for ids in each for epoch, names in ids.items() for name in names)
 
 
+@pytest.mark.slow
 def test_one_dies_while_weights_travel():
     site = Site("cy")
     try:

@@ -258,7 +258,9 @@ def test_ranks_deal_alike_within_the_first_epoch_and_stay_equal(name):
     assert sum(last) == pytest.approx(12, rel=0.06) and max(seconds) < 1.08 * min(seconds)
 
 
-@every_strategy
+@pytest.mark.parametrize(
+    "name", [name if name == "diloco" else pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES]
+)
 def test_a_run_that_is_stopped_goes_on_with_what_was_dealt(tmp_path, name):
     group = [Machine(0.0, 0.1), Machine(0.0, 0.2), Machine(0.0, 0.4)]  # which are dealt to once
     whole = run_threads(3, lambda comm: trained(comm, name, group, folder=tmp_path / "whole"))

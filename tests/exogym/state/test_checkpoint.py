@@ -224,7 +224,9 @@ def test_stopped_twice_and_resumed_twice(tmp_path, name):
     assert all(torch.equal(a[0], b[0]) and a[2].digest == b[2].digest for a, b in zip(whole, resumed, strict=True))
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    "name", [name if name == "diloco" else pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES]
+)
 def test_after_a_crash_it_goes_on_from_the_newest_that_all_ranks_have(tmp_path, name):
     whole = two_ranks(STRATEGIES[name], tmp_path / "whole", interval=1)
     tmp_path /= "run"

@@ -23,6 +23,10 @@ from exogym.errors import CheckpointError
 from exogym.flat import digest
 from exogym.samplers.batches import DatasetSamples
 
+QUICK = {"allreduce", "diloco", "demo", "sparta", "composed", "hidden"}  # of what takes seconds for each
+a_few_quickly = pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES]
+)
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 with_inner_optimizer = pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "demo"])
 with_any_inner_optimizer = pytest.mark.parametrize("name", [n for n in STRATEGIES if n not in ("demo", "moments")])
@@ -144,8 +148,11 @@ def test_learning_goes_on_whoever_has_work(name):
     assert found[0][1] < 0.9 and found[0][2] < 1
 
 
-@every_strategy
-@pytest.mark.parametrize(("ranks", "stop_at"), [(1, 5), (2, 4), (3, 1), (3, 6), (3, 7)])
+@a_few_quickly
+@pytest.mark.parametrize(
+    ("ranks", "stop_at"),
+    [(3, 7), *(pytest.param(*two, marks=pytest.mark.slow) for two in ((1, 5), (2, 4), (3, 1), (3, 6)))],
+)
 def test_stopped_and_resumed_is_as_if_nothing_had_happened(tmp_path, name, ranks, stop_at):
     def rank_main(comm, folder, stop):
         model = Everything()
@@ -227,7 +234,7 @@ def test_a_batch_in_parts_is_the_same_batch(name):
     torch.testing.assert_close(train(6)[0], train(2)[0], rtol=1e-4, atol=1e-5)
 
 
-@every_strategy
+@a_few_quickly
 def test_another_strategy_or_setting_is_refused_on_resume(tmp_path, name):
     def run(**settings):
         checkpoints = Checkpoints(tmp_path, "rank0")

@@ -129,6 +129,7 @@ def two_kinds_of_cpu(tmp_path_factory):
     return [json.loads(out) for out, _ in said]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("AVX" not in torch.backends.cpu.get_cpu_capability(), reason="this CPU has one arithmetic only")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_two_kinds_of_cpu_finish_with_equal_weights(name, two_kinds_of_cpu):

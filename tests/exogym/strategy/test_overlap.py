@@ -143,6 +143,7 @@ def test_buckets_are_reduced_before_the_backward_pass_has_ended():
         assert rest == [*ranks[0][1:]]
 
 
+@pytest.mark.slow
 def test_also_between_real_processes():
     with Processes(2, train_held) as processes:
         ranks = [processes.result(rank) for rank in range(2)]
@@ -418,6 +419,7 @@ def fails_in_backward(comm):
     return time.monotonic() - failed[0], len(threads())
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_in_backward_ends_at_once():
     seconds, left = run_threads(2, fails_in_backward)[0]
     assert seconds < 1 and left == 0

@@ -62,6 +62,7 @@ def test_detach_stop_resume_attach(folder, capfd):
     assert "resumes after step" in out and f"model: {run / 'final'}" in out
 
 
+@pytest.mark.slow
 def test_a_stop_while_wer_is_measured_leaves_the_model(folder, capfd):
     config = folder / "config.ini"
     config.write_text(
@@ -77,6 +78,7 @@ def test_a_stop_while_wer_is_measured_leaves_the_model(folder, capfd):
     assert (run / "final/model.safetensors").is_file() and not (run / "wer.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_at_once_leaves_a_report_too(folder, capfd):
     # It is asked to stop, and cut off 0.2 s later: in shorter steps it would have ended by then, and have been saved.
     assert cli_typer.main(["finetune", "tiny", "--detach", "--set", "batch_size=120"]) == ExitStatus.OK
@@ -93,6 +95,7 @@ def test_a_run_that_is_stopped_at_once_leaves_a_report_too(folder, capfd):
     assert f"  multimac report {run.name}\n" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_run_that_is_attached(folder):
     config = folder / "config.ini"
     config.write_text(config.read_text().replace("= 40", "= 4000"))

@@ -185,6 +185,7 @@ def test_an_id_of_two_parts_is_left_out_of_train_alone(folder):
     assert "(its id, test-002, is also in another part)" in (folder / "fixed" / BLACKLIST).read_text()
 
 
+@pytest.mark.slow
 def test_what_was_fixed_trains(folder, capsys):
     spoil(folder / "train.csv", _3="", _5="N/A", _7="Buy bread &amp; butter for me.")
     check("mine", "--fix", "fixed")

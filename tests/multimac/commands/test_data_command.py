@@ -135,6 +135,7 @@ def test_a_common_voice_folder_trains_as_it_is(common_voice, tmp_path, capsys):
     assert finished(tmp_path)["after"]["clips"] == 2
 
 
+@pytest.mark.slow
 def test_subtitles_train_once_they_are_imported(subtitles, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = config(tmp_path, "[dataset:mine]\ntrain = talks")
@@ -155,6 +156,7 @@ def test_siblings_are_used_unless_the_dataset_says_otherwise(common_voice, tmp_p
         assert resolve(ConfigFile(path), "mine").profile.test == test
 
 
+@pytest.mark.slow
 def test_a_run_says_which_siblings_it_does_not_use(tmp_path, capsys):
     rows = "".join(f"{audio},{text}\n" for audio, text in bundled(4))
     for name in ("train", "dev", "valid"):
@@ -167,6 +169,7 @@ def test_a_run_says_which_siblings_it_does_not_use(tmp_path, capsys):
         assert (told in shown) == said, shown
 
 
+@pytest.mark.slow
 def test_columns_may_be_named_in_the_dataset(tmp_path, capsys):
     clips = bundled(4)
     rows = "".join(f"{audio};{text}\n" for audio, text in clips)
@@ -255,6 +258,7 @@ def test_too_few_clips_to_split_are_refused_and_nothing_is_written(tmp_path):
     assert not (tmp_path / "mine" / "train.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_run_says_that_it_has_no_test_set_and_what_a_test_set_has_of_train(tmp_path, capsys):
     source = manifest(tmp_path, bundled(6))
     path = config(tmp_path, f"[dataset:mine]\ntrain = {source}")

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,9 @@ def test_several_models_on_several_sets_the_base_first(run_folder, few, capsys, 
     errors = sum(int(row[name]) for row in rows for name in ("substitutions", "deletions", "insertions"))
     words = sum(len(row["reference_normalized"].split()) for row in rows)
     assert records[0]["wer"] == pytest.approx(100 * errors / words, abs=0.01)
+    names = [f"whisper-english {version('whisper-normalizer')}", "multimac-unicode 1"]
+    assert [records[0]["normalizer"], records[0]["normalizer_other"]] == names
+    assert {row["normalizer"] for row in rows} == {names[0]}
     low, high = records[0]["wer_interval"]
     assert low <= records[0]["wer"] <= high
     assert [record.get("against") for record in records[::2]] == [None, None]
@@ -125,8 +129,12 @@ def test_clips_in_doubt_are_named_and_both_figures_stand(few, capsys, monkeypatc
     for number, words in enumerate(("in doubt, so decoded again", "nothing was heard", "far more was heard than said")):
         [line] = [line for line in said.splitlines() if words in line]
         assert line.endswith(f": test-00{number}")
-    [(wer, greedy, *_)] = [found for line in said.splitlines() if len(found := re.findall(r"\d+\.\d", line)) == 4]
-    assert float(greedy) > 3 * float(wer)
+    [(wer, other, greedy, *_)] = [
+        found for line in said.splitlines() if len(found := re.findall(r"\d+\.\d", line)) == 5
+    ]
+    assert float(greedy) > 3 * float(wer) and float(other) > 0
+    basis = f"WER, greedy and CER after whisper-english {version('whisper-normalizer')}, other after multimac-unicode 1"
+    assert basis in " ".join(said.split())
 
 
 def test_greedy_figures_leave_the_usual_predictions_alone(few, capsys):

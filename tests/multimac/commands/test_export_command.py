@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import WhisperForConditionalGeneration
 
 import cli_typer
+from distributed.run_dir.events import UNNAMED
 from whisper_tuner.eval.predictions import COLUMNS
 from whisper_tuner.export.final import save_final
 from whisper_tuner.export.formats import Speech, formats
@@ -64,9 +66,11 @@ def test_a_run_is_exported_merged_verified_and_described(run_folder, capsys):
     assert card.startswith("---\n") and 'base_model: "org/base"' in card
     assert "| training data | 3 clips, 0.00 hours |" in card and "LoRA, merged" in card
     assert "| WER of the base model | 66.7 (66.7 to 66.7) |" in card and "| WER of this model | 33.3" in card
+    assert f"after {UNNAMED}" in card and f"WER after whisper-english {version('whisper-normalizer')}" in said
     assert 'model="transformers-float16"' in card
 
 
+@pytest.mark.slow
 def test_folders_and_figures_as_json(run_folder, capsys):
     formats = ["--to", "transformers", "--precision", "float16"]
     assert cli_typer.main(["export", RUN[:8], *formats, "--verify", "--json"]) == 0

@@ -47,6 +47,7 @@ def training(folder: Path, process: subprocess.Popen, text: str = '"type": "step
     return found()[0].parent
 
 
+@pytest.mark.slow
 def test_sigterm_and_runs_stop_end_in_order_and_the_run_can_be_resumed(folder):
     process = background(folder, "finetune", "tiny")
     run = training(folder, process)

@@ -77,6 +77,7 @@ def test_without_a_sync_nothing_is_sent(folder, run_dir, launch, hosts):
         resumed(run_dir, launch, hosts_file(folder, hosts, master="LOCALHOST"), no_sync=True)
 
 
+@pytest.mark.slow
 def test_a_sync_that_fails_leaves_the_run_as_it_was(folder, run_dir, launch, hosts):
     other = hosts_file(folder, hosts, master="LOCALHOST")
     (folder / "train").rename(folder / "away")

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import cli_typer
 from distributed.run_dir.folder import is_running
 from distributed.run_dir.log import EventLog, read_events, scan
 from distributed.run_dir.summary import read_run
+from multimac.view.run_tables import facts
 from whisper_tuner.fact_store import FactStore
 
 PROJECT = Path(__file__).parents[3]
@@ -35,6 +37,9 @@ learning_rate = 3e-4
 HOLD = (
     "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
 )
+
+
+pytestmark = pytest.mark.xdist_group("a trained run")  # one process makes it, for all tests of this file
 
 
 @pytest.fixture(scope="session")
@@ -132,6 +137,8 @@ def test_the_figures_of_a_real_run_are_those_of_its_events(trained):
     assert 0 < run.seconds < 60 and run.clips_per_s == pytest.approx(run.clips / run.seconds)
     assert run.model == trained / "final" and run.size > 6_000_000
     assert run.wer_before == json.loads((trained / "wer.json").read_text())["before"]["wer"]
+    assert run.normalizers == (f"whisper-english {version('whisper-normalizer')}",)
+    assert ("normaliser", run.normalizers[0]) in facts(run, None)
     assert [y for _, y in run.curves.loss] == [step["loss"] for step in steps]
     assert len(run.curves.validation) == 1
     assert abs(run.created - steps[0]["time"]) < 120

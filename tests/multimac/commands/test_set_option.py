@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from test_attach_stop import CONFIG
 from waiting import wait_until
 
@@ -18,6 +19,7 @@ from whisper_tuner.errors import ExitStatus
 PROJECT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 def test_a_run_keeps_what_was_set_when_it_is_resumed(tmp_path):
     (tmp_path / "config.ini").write_text(CONFIG.format(project=PROJECT))
     command = [sys.executable, str(PROJECT / "cli_typer.py"), "finetune"]

@@ -69,6 +69,7 @@ def test_two_local_ranks_end_with_one_model(config_of, folder, strategy, capsys)
     assert "WER after" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_ends_early_and_leaves_the_best_model(config_of, folder, capsys):
     """So large a learning rate that the loss soon rises."""
     more = "epochs = 30\nlearning_rate = 0.05\nearly_stopping = 2\nkeep_best = true"

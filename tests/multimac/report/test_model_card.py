@@ -1,5 +1,6 @@
 from pathlib import Path
 
+from distributed.run_dir.events import UNNAMED
 from distributed.run_dir.summary import RunSummary
 from multimac.report.measured import card
 
@@ -16,7 +17,7 @@ def test_a_card_says_what_is_known_and_leaves_out_the_rest(tmp_path):
     assert bare.endswith("## Use\n\n    mlx_whisper x.wav\n")
     whole = described(tmp_path, base_model="org/base", test="t.csv", wer_after=12.34, hosts=("a", "b"), steps=9)
     assert 'base_model: "org/base"' in whole and 'language: "fr"' in whole
-    assert "| WER of this model | 12.3 |" in whole and "on the run's test clips" in whole
+    assert "| WER of this model | 12.3 |" in whole and "on the run's test clips" in whole and UNNAMED in whole
     assert "9 steps on 2 hosts" in whole and "WER of the base model" not in whole
 
 

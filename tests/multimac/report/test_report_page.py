@@ -20,6 +20,7 @@ import soundfile
 from made_run import BEGUN, DATA, PROJECT, made
 
 import cli_typer
+from distributed.run_dir.events import UNNAMED
 from multimac.report import page as pages
 from multimac.report.page import contents, html_of
 from multimac.report.template import Private
@@ -88,7 +89,7 @@ def test_a_finished_run(made):
     assert "training train.csv 2 0.1 min" in page.text and "test test.csv 4 0.2 min" in page.text
     assert re.search(r"epochs 7 5 passes.*batch_size 8 8 clips", page.text)
     assert "After training WER is 62.5 points lower" in page.text and "better than chance would explain" in page.text
-    assert "There are only 4 clips" in page.text
+    assert "There are only 4 clips" in page.text and f"WER is in per cent, after {UNNAMED}." in page.text
     assert "localhost mps (Apple M2) 40 100 % 8.0" in page.text
     assert "None. No host was lost" in page.text and "commit of this program 0123456789ab" in page.text
     assert [re.sub(r"^.*?: ", "", svg["aria-label"])[:45] for svg in page.all("svg")] == [
@@ -299,10 +300,14 @@ def test_rates_whose_predictions_are_gone(made):
     made.begin()
     made.steps([1])
     for when, wer in (("before", 50.0), ("after", 25.0)):
-        made.tell("evaluation", 20, when=when, wer=wer)
+        made.tell("evaluation", 20, when=when, wer=wer, normalizer="whisper-basic 0.1.15")
     made.end()
     page = page_of(made.write())
-    assert "50.0 → 25.0" in page.text and "is not here any more" in page.text
+    assert (
+        "50.0 → 25.0" in page.text
+        and "on test.csv, after whisper-basic 0.1.15." in page.text
+        and "is not here any more" in page.text
+    )
     assert "multimac evaluate 20260101-000000-mine && multimac report" in page.text
 
 

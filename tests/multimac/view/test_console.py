@@ -12,7 +12,7 @@ from rich.console import Console
 from waiting import wait_until
 
 from distributed.launcher.follow import PlainScreen
-from distributed.run_dir.events import event_of
+from distributed.run_dir.events import UNNAMED, event_of
 from distributed.run_dir.log import read_events
 from distributed.run_dir.run_view import RunView
 from multimac.commands.attach_stop import follow, table
@@ -27,7 +27,7 @@ EVENTS = [
     {"type": "problem", "host": "h2", "rank": 1, "what": "clip.wav: damaged"},
     {"type": "validation", "host": "h1", "rank": 0, "epoch": 0, "step": 4, "loss": 1.5},
     {"type": "evaluation", "when": "before", "wer": 62.13},
-    {"type": "evaluation", "when": "after", "wer": 20.4},
+    {"type": "evaluation", "when": "after", "wer": 20.4, "normalizer": "whisper-basic 0.1.15"},
 ]
 
 
@@ -43,7 +43,9 @@ def test_a_run_in_plain_lines(tmp_path):
     assert status == ExitStatus.OK
     assert "h2: epoch 1, step 1/4, loss 2.000, 0.5 clips/s, sent 0 B, 0:24 left" in text
     assert "h2: skipped: clip.wav: damaged" in text
-    assert "step 4: validation loss 1.500\nWER before: 62.1\nWER after: 20.4\n" in text
+    assert (
+        f"step 4: validation loss 1.500\nWER before: 62.1 ({UNNAMED})\nWER after: 20.4 (whisper-basic 0.1.15)\n" in text
+    )
 
 
 def test_sigterm_is_passed_on_and_a_launcher_that_had_not_begun_was_stopped(tmp_path, capsys):

@@ -191,6 +191,7 @@ def test_a_setting_that_cannot_work_is_asked_for_again(folder, screen):
     screen.expect("Clips per step")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("question", "key"),
     [
@@ -241,6 +242,7 @@ def test_a_hung_up_terminal_leaves_everything_as_it_was(folder, screen):
     assert not list((folder.parent / "tmp").iterdir())
 
 
+@pytest.mark.slow
 def test_a_remedy_is_shown_and_tried_again(folder, ssh_server, tmp_path):
     """The host's key is accepted in another terminal while the wizard waits."""
     hosts = folder / "distributed_hosts.json"

@@ -97,6 +97,7 @@ def test_a_playlist_with_the_name_of_a_recording_has_no_other_file_read(tmp_path
             read(tmp_path / "clip.m4a")
 
 
+@pytest.mark.slow
 def test_many_channels_at_a_high_rate(tmp_path, usual_mb):
     """30 s in 80 kB: 630 MB as float32."""
     path = silence(tmp_path / "high.flac", 30, rate=655_350, channels=8)

@@ -228,6 +228,7 @@ def test_defects_in_prepare_are_not_hidden(store, clips, monkeypatch):
         store.prepare(clips, threads=2)
 
 
+@pytest.mark.slow
 def test_several_processes_share_a_store(store, clips):
     """Whatever they do at the same time, all come to the same values."""
     command = [sys.executable, "-c", READER, store.directory, *clips]

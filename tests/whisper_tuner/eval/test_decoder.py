@@ -77,6 +77,7 @@ class NeverEnds(LogitsProcessor):
         return scores
 
 
+@pytest.mark.slow
 def test_clips_that_never_end_neither_change_nor_hold_up_the_others(bundled):
     model, processor, samples = bundled
     waveforms = [load_audio(sample.audio) for sample in samples]
@@ -150,6 +151,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_what_is_drawn_for_a_clip_depends_on_it_alone(bundled):
     model, processor, samples = bundled
     waveforms = [load_audio(sample.audio) for sample in samples]

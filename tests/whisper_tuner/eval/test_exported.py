@@ -42,13 +42,12 @@ from whisper_tuner.model.base_model import load_base, prepare
 SPECIAL = ["<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
 WIDTH, LETTERS = 64, 60  # characters of each text that are compared: runtimes differ in how long texts may be
 VOCABULARIES = ("english", "multilingual")
-QUICK = {"int8", "q5_0"}  # beside the first precision of each
 EXPORTS = [
     pytest.param(
         VOCABULARIES[number > 0],
         each.name,
         precision,
-        marks=[] if number == 0 or (precision in QUICK and each.name != "onnx") else pytest.mark.slow,
+        marks=[] if number == 0 else pytest.mark.slow,
     )
     for each in formats().values()
     for number, precision in enumerate(each.precisions)
@@ -171,12 +170,20 @@ def merged(published) -> Merged:
     return Merged(model=model.eval(), processor=processor)
 
 
+@pytest.fixture(scope="session")
+def expected(merged, long_clips) -> list[str]:
+    """What transformers writes, which is the same for every runtime."""
+    speech = speech_of(merged)
+    known = {"language": speech.language, "task": speech.task}
+    return [heard.text for heard in transcribe(merged.model, merged.processor, [c.audio for c in long_clips], **known)]
+
+
 def speech_of(merged: Merged) -> Speech:
     return Speech(language="fr" if merged.model.generation_config.is_multilingual else "en")
 
 
 @pytest.mark.parametrize(("published", "name", "precision"), EXPORTS, indirect=["published"])
-def test_each_runtime_writes_what_transformers_writes(merged, tmp_path, long_clips, name, precision):
+def test_each_runtime_writes_what_transformers_writes(merged, expected, tmp_path, long_clips, name, precision):
     which, speech = formats()[name], speech_of(merged)
     try:
         which.require(precision, running=True)
@@ -184,9 +191,6 @@ def test_each_runtime_writes_what_transformers_writes(merged, tmp_path, long_cli
         no_runtime(str(error))
     which.write(merged, tmp_path / "exported", precision)
     assert [path.name for path in tmp_path.iterdir()] == ["exported"]
-    known = {"language": speech.language, "task": speech.task}
-    audio = [clip.audio for clip in long_clips]
-    expected = [heard.text for heard in transcribe(merged.model, merged.processor, audio, **known)]
     assert len({text[:LETTERS] for text in expected}) == 2 and min(map(len, expected)) > LETTERS
     done = []
     result = decoded(which, tmp_path / "exported", long_clips, speech, lambda *at: done.append(at))
@@ -233,7 +237,7 @@ def test_half_precision_is_stored_as_such_and_the_model_stays_as_it_was(merged, 
     assert all(torch.equal(before[name], tensor) for name, tensor in merged.model.state_dict().items())
 
 
-@pytest.mark.parametrize("name", formats())
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "onnx")) for n in formats()])
 def test_what_cannot_be_written_is_told_and_nothing_is_left(merged, tmp_path, name):
     which = formats()[name]
     try:
@@ -269,6 +273,7 @@ def test_a_vocabulary_that_a_runtime_has_not_built_in_is_refused(multilingual, t
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_unreadable_clips_are_problems_and_a_runtime_that_breaks_off_is_named(multilingual, tmp_path, clips):
     which, speech, (model, processor) = formats()["transformers"], Speech(language="fr"), multilingual
     which.write(Merged(model=model, processor=processor), tmp_path / "exported", "float32")

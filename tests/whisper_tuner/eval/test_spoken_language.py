@@ -30,5 +30,6 @@ def test_who_asks_does_not_wait_for_longer(multilingual_folder, files):
     assert languages_heard(multilingual_folder, files, limit_s=0.1) == []
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_load_hears_nothing(tmp_path, files):
     assert languages_heard(tmp_path, files, limit_s=120) == []

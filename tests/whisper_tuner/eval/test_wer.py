@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap
 
-from whisper_tuner.eval.wer import error_rates, text_normalizer, wer_difference, wer_interval
+from whisper_tuner.eval.wer import error_rates, text_normalizer, text_normalizers, wer_difference, wer_interval
+from whisper_tuner.languages import UNSPACED
 
 
 def test_counts_by_hand():
@@ -48,6 +49,66 @@ def test_a_language_without_spaces_is_compared_by_characters():
 )
 def test_normalisers_are_whispers_own(language, text, expected):
     assert text_normalizer(language)(text).split() == expected.split()
+
+
+OURS, BASIC, ENGLISH = "multimac-unicode", "whisper-basic", "whisper-english"
+
+
+@pytest.mark.parametrize(
+    ("language", "said", "heard", "errors", "name"),
+    [
+        pytest.param("hi", "घर की चाबी", "घर के चीबा", "2/3", OURS, id="Hindi-two-wrong-vowels"),
+        pytest.param("hi", "\u0958लम है।", "क\u093cलम है", "0/2", OURS, id="Hindi-nukta-in-both-forms-and-danda"),
+        pytest.param("bn", "কোন বড়", "ক\u09c7\u09beন বড\u09bc", "0/2", OURS, id="Bengali-vowel-and-nukta-in-parts"),
+        pytest.param("ta", "கொடு தமிழ்", "க\u0bc6\u0bbeடு தமிழ", "1/2", OURS, id="Tamil-vowel-in-parts-lost-virama"),
+        pytest.param("ml", "അവന\u0d4d\u200d വന്നു", "അവൻ വന്നു", "0/2", OURS, id="Malayalam-chillu-in-both-forms"),
+        pytest.param("ml", "അവൻ വന്നു", "അവന\u0d4d വന്നു", "1/2", OURS, id="Malayalam-chillu-is-not-a-virama"),
+        pytest.param("si", "ශ\u0dca\u200dරී ලංකා", "ශ\u0dcaරී ලංකා", "0/2", OURS, id="Sinhala-joiner-is-a-look"),
+        pytest.param("th", "กินข้าว", "กันข้าว", "1/5", OURS, id="Thai-by-characters-with-their-vowels"),
+        pytest.param("lo", "ກິນ", "ກັນ", "1/2", OURS, id="Lao"),
+        pytest.param("km", "ភាសា\u200bខ្មែរ", "ភាសាខ្មែរ", "0/4", OURS, id="Khmer-space-without-a-width"),
+        pytest.param("my", "မြန်", "မြန", "1/2", OURS, id="Burmese-lost-asat"),
+        pytest.param("bo", "བོད་སྐད།", "བོད་སྐེད", "1/4", OURS, id="Tibetan-added-vowel"),
+        pytest.param("ar", "كَتَبَ الوَلَدُ", "كتب الولد", "0/2", OURS, id="Arabic-vowels-may-be-left-out"),
+        pytest.param("ar", "كـــتاب \ufedb\ufe98\ufe90", "كتاب كتب", "0/2", OURS, id="Arabic-tatweel-and-shapes"),
+        pytest.param("ar", "كتب الولد", "كتب البلد", "1/2", OURS, id="Arabic-another-letter"),
+        pytest.param("he", "שָׁלוֹם עולם", "שלום עולם", "0/2", OURS, id="Hebrew-niqqud-may-be-left-out"),
+        pytest.param("yi", "אַרבעט", "אָרבעט", "1/1", OURS, id="Yiddish-spells-vowels"),
+        pytest.param("fa", "می\u200cخواهم بروم", "می خواهم بروم", "2/2", OURS, id="Persian-joiner-makes-one-word"),
+        pytest.param("fa", "کشور\u200cها را", "کشورها را", "0/2", OURS, id="Persian-joiner-that-nobody-sees"),
+        pytest.param("tr", "İYİ IŞIK", "iyi ışık", "0/2", OURS, id="Turkish-both-capitals"),
+        pytest.param("tr", "I\u0307zmir kızı", "izmir kizi", "1/2", OURS, id="Turkish-NFD-and-a-wrong-i"),
+        pytest.param("ru", "за\u0301мок мой", "замок мои", "1/2", OURS, id="Russian-stress-but-not-й"),
+        pytest.param("yo", "ọ̀rọ̀ mi", "ọ̀rọ́ mi", "1/2", OURS, id="Yoruba-tone"),
+        pytest.param(None, "❤\ufe0f 1\ufe0f\u20e3 İzmir, नमस्ते!", "1 izmir नमस्ते", "0/3", OURS, id="unknown-with-emoji"),
+        pytest.param("ko", "한국어 말", "\u1112\u1161\u11ab국어 발", "1/2", BASIC, id="Korean-in-jamo"),
+        pytest.param("vi", "Tiê\u0301ng Việt", "tiếng viết", "1/2", BASIC, id="Vietnamese-NFD"),
+        pytest.param("de", "Straße, GRÖẞE!", "strasse größe", "1/2", BASIC, id="German-ß-is-not-ss"),
+        pytest.param("pl", "Łódź; żółw", "łódź zółw", "1/2", BASIC, id="Polish"),
+        pytest.param("fr", "L’homme l´a vu.", "l'homme l'a vu", "0/5", BASIC, id="French-apostrophes"),
+        pytest.param("zh", "今天天气很好。", "今天天汽很好", "1/6", BASIC, id="Chinese"),
+        pytest.param("ja", "か\u3099くせい", "学生", "4/4", BASIC, id="Japanese-composed-another-spelling"),
+        pytest.param("en", "It's Mr. Smith's colour", "it is mister smith's color", "0/6", ENGLISH, id="English"),
+    ],
+)
+def test_errors_by_hand_in_many_languages(language, said, heard, errors, name):
+    (measured, normalize), (other, _) = text_normalizers(language)
+    rates = error_rates([normalize(said)], [normalize(heard)])
+    assert f"{rates.errors}/{rates.words}" == errors
+    assert measured.split()[0] == name and other.split()[0] == (BASIC if name == OURS else OURS)
+
+
+@pytest.mark.parametrize("language", ["de", "fr", "it", "pl", "vi", "ko", "ja", "ru", None])
+def test_both_normalisers_make_the_same_text_without_marks(language):
+    text = "Größe: l'été, (leise) Łódź... [Musik] Việt 한국어 「東京」 Ёлка, й! 5,5 % – 3½ km² Ǆ ﬁ ´x ẞ Œuvre <b> ª"
+    (_, one), (_, other) = text_normalizers(language)
+    assert one(text) == other(text)
+
+
+def test_spaces_between_characters_are_no_characters():
+    normalize = text_normalizer("ja")
+    texts = [normalize("日本語")], [normalize("日本五")]
+    assert "ja" in UNSPACED and error_rates(*texts, spaced=False).cer == pytest.approx(1 / 3)
 
 
 def test_the_interval_of_equal_clips_is_that_of_a_binomial():

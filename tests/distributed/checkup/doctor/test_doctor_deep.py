@@ -216,6 +216,7 @@ def test_decoding_is_compared(device):
     assert found.severity is Severity.OK, found.what
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("most_rows", "at_once", "words"),
     [
@@ -318,6 +319,7 @@ def test_audio_that_decodes_to_something_else_is_found(tmp_path, monkeypatch):
     assert "something else" in doctor_audio._problem(path)
 
 
+@pytest.mark.slow
 def test_a_fault_in_the_gradients_fails_the_command(faulty, capsys, monkeypatch, tmp_path, small_chunks):
     """The whole command: the row names the parameter and by how much, the other rows are there, the status is 5."""
     monkeypatch.setenv("COLUMNS", "80")
@@ -339,6 +341,7 @@ def test_a_fault_in_the_gradients_fails_the_command(faulty, capsys, monkeypatch,
     assert (states["staging"], states["two ranks"]) == ("ok", "ok")
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there_is_a_row_like_others(capsys, tmp_path):
     absent = "cuda" if torch.backends.mps.is_available() else "mps"
     text = f"[profile:mine]\nbase_model = x/y\ntrain = {tmp_path}/no.csv\ndevice = {absent}\n"

@@ -132,6 +132,7 @@ def test_a_killed_peer(desk, monkeypatch):
         kill(process)
 
 
+@pytest.mark.slow
 def test_a_silent_peer(desk, monkeypatch):
     monkeypatch.setattr(network, "OPERATION_S", 1.0)
     desk.places = desk.places[:1]
@@ -164,6 +165,7 @@ def test_process_groups(desk, monkeypatch):
     fails(rows(desk, "process group"), "1 of 2 processes outlived")
 
 
+@pytest.mark.slow
 def test_a_shell_that_stays_before_the_command(desk, monkeypatch):
     """As one that does not exec: the group is that of the shell's parent."""
     start = LocalMachine.start
@@ -186,6 +188,7 @@ def test_a_zombie(desk, monkeypatch):
     fails(run.rows_of({"check": "kill of a zombie", "answers": [answer]}), "EINVAL")
 
 
+@pytest.mark.slow
 def test_the_import_of_torch(desk, tmp_path, monkeypatch):
     """The fault: a torch whose import keeps the interpreter to itself."""
     desk.places = desk.places[:1]
@@ -215,6 +218,7 @@ def test_rows_of_doctor_and_a_doctor_that_breaks(desk, tmp_path, monkeypatch):
     fails(rows(desk, "doctor"), "doctor ended with status 1: broken")
 
 
+@pytest.mark.slow
 def test_what_the_hosts_file_trains_on_is_what_is_checked(desk, tmp_path, monkeypatch):
     absent = "cuda" if torch.backends.mps.is_available() else "mps"
     desk.hosts = dataclasses.replace(PAIR, master=dataclasses.replace(PAIR.master, device=absent))
@@ -238,6 +242,7 @@ def test_the_demo(desk):
     passes(rows(desk, "demo"))
 
 
+@pytest.mark.slow
 def test_a_host_that_sleeps_under_its_lid_and_one_that_stays_away(desk, monkeypatch):
     desk.places = desk.places[:1]
     monkeypatch.setattr(machine, "WATCH_S", 4.0)
@@ -261,6 +266,7 @@ def test_a_host_that_sleeps_under_its_lid_and_one_that_stays_away(desk, monkeypa
     fails(rows(desk, "lid"), "it has not come back")
 
 
+@pytest.mark.slow
 def test_a_check_that_hangs_is_ended_and_leaves_nothing(desk):
     began = time.monotonic()
     listen = {"ask": lambda asks: asks.ask_all("network.listen", address="127.0.0.1"), "limit_s": 3}

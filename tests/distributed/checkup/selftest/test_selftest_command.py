@@ -63,6 +63,7 @@ def test_with_a_host_over_ssh(selftest, hosts, ssh_server):
     assert str(ssh_server.folder) not in json.dumps(report)
 
 
+@pytest.mark.slow
 def test_a_shell_that_does_not_exec(selftest, hosts, ssh_server, monkeypatch):
     ssh_server.stop()
     monkeypatch.setattr(loopback_sshd, "CONFIG", loopback_sshd.CONFIG + STAYS)

@@ -61,6 +61,7 @@ def test_no_name_and_no_home_survives(user, host, before, after):
         assert not re.search(rf"(?<![a-z]){re.escape(name)}(?![a-z])", said), name
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.from_regex(r"[A-Za-z0-9_. -]{1,10}[a-z]", fullmatch=True), min_size=1, max_size=4))
 def test_of_a_path_only_its_kind_stays(parts):

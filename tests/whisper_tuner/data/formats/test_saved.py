@@ -91,6 +91,7 @@ def test_parquet_as_on_the_hub(tmp_path, parts, names):
     assert imported(path, tmp_path / "one") == {"train": WHOLE["test"]}
 
 
+@pytest.mark.slow
 @needs_datasets
 def test_an_id_on_the_hub(tmp_path, parts):
     """In processes of their own, as the hub's address is read when its client is imported."""
