@@ -26,7 +26,6 @@ class Kind(StrEnum):
     TOKENS = "too many tokens"
     DURATION = "wrong duration"
     LANGUAGE = "unknown language"
-    SAME_ID = "duplicate id"
     SAME_AUDIO = "duplicate audio"
     SAME_ROW = "duplicate row"
 

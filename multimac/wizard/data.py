@@ -177,7 +177,7 @@ def _read(questions: Questions, data: Data, console: Console) -> None:
             there = ", ".join(map(str, folders))
             console.print(f"{path.name} has clips outside of its folder, in {there}", style="yellow")
         if kind == "train":
-            data.stated_language = _code(manifest.language.partition("-")[0])
+            data.stated_language = _code(manifest.language)
             table = Table(header_style="bold")
             table.add_column("clip", overflow="ellipsis", no_wrap=True, max_width=20)
             table.add_column("s", justify="right")

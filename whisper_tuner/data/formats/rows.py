@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import unicodedata
 from collections import Counter
@@ -24,13 +25,12 @@ AUDIO_COLUMNS = (
     *("wav", "wav_path", "wav_filename"),
 )
 TEXT_COLUMNS = ("text", "sentence", "transcription", "transcript")
-DURATION_COLUMNS = ("duration_s", "duration")
-OFFSET_COLUMNS = ("offset",)
 ID_COLUMNS = ("id",)
 LANGUAGE_COLUMNS = ("language",)
 SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
 TIMED_COLUMNS = ("timed_text",)
-USUAL_FOLDERS = ("clips", "wavs", "audio")  # where data sets keep audio that they name without its folder
+# Where data sets keep audio that they name without its folder.
+USUAL_FOLDERS = ("clips", "wavs", "audio", "audios", "wav", "recordings")
 
 Cells = Mapping[str, object]
 """By lower-case column name. An audio cell may be a dict of `bytes` and `path`, as the datasets library has it."""
@@ -161,11 +161,34 @@ class _Listing:
 
 
 class Row(NamedTuple):
-    """`line` is where it begins, in `file` if its data set has several."""
+    """`line` is where it begins, in `file` if its data set has several. usual_id: "" if it is the audio's name."""
 
     line: int
     cells: Cells | BadRow
     file: str = ""
+    usual_id: str = ""
+
+
+class ClipIds:
+    """Gives each row an id that no earlier one has: an id column may also name the sentence, or the speaker.
+
+    others: lines of the rows that are called by their audio, because an earlier one has their id.
+    """
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+        self.others: list[int] = []
+
+    def of(self, row: Row, audio: str) -> str:
+        """Return an id for a row; audio: the name of its file. Raises BadRow."""
+        usual = row.usual_id or str(expanded(audio))
+        told = cell(row.cells, ID_COLUMNS) if not isinstance(row.cells, BadRow) else ""
+        if told in self._given:
+            self.others.append(row.line)
+        names = itertools.chain([told or usual, usual], (f"{usual}-{number}" for number in itertools.count(2)))
+        given = next(name for name in names if name not in self._given)
+        self._given.add(given)
+        return given
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
