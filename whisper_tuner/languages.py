@@ -22,13 +22,9 @@ _CODES = """
     th=tha tk=tuk tl=tgl,fil tr=tur tt=tat uk=ukr ur=urd uz=uzb,uzn vi=vie yi=yid,ydd,ji yo=yor zh=zho,chi,cmn
 """
 CODES = {other: group[:2] for group in _CODES.split() for other in group[3:].split(",")}
-NAMES = {"bangla": "bn", "bokmal": "no", "bokmål": "no", "farsi": "fa", "filipino": "tl", "slovene": "sl"}
-NAMES |= {"chinese cantonese": "yue", "cantonese chinese": "yue", "norwegian nynorsk": "nn"}
-# Which kind of a language is meant: Whisper has no codes for these.
-KINDS = re.compile(
-    r"\b(american|australian|austrian|bokm[aå]l|brazilian|british|canadian|egyptian|european|indian|latin|mandarin|"
-    r"mexican|modern|simplified|standard|traditional)\b"
-)
+NAMES = {"farsi": "fa", "filipino": "tl", "chinese cantonese": "yue", "norwegian nynorsk": "nn"}
+# Kinds of languages: Whisper has no codes for these.
+KINDS = r"\b(american|bokm[aå]l|brazilian|british|canadian|european|mandarin|modern|simplified|standard|traditional)\b"
 TAG = re.compile(r"([a-z]{2,3})((?:[-_][a-z0-9]{2,8})*)(?:\.[\w-]+)?(?:@\w+)?")  # fr, fr-FR, zh_Hans_CN, fr_FR.UTF-8
 
 
@@ -48,12 +44,11 @@ def language_code(language: str | None) -> str:
         code = CODES.get(named, named)
     else:
         known, outside = TO_LANGUAGE_CODE | NAMES, re.sub(r"\(.*?\)", "", plain)  # without what is in brackets
-        spelled = (" ".join(re.findall(r"[^\W\d_]+", text)) for text in (plain, outside, KINDS.sub("", outside)))
+        spelled = (" ".join(re.findall(r"[^\W\d_]+", text)) for text in (plain, outside, re.sub(KINDS, "", outside)))
         code = next((known[name] for name in spelled if name in known), "")
     if code not in LANGUAGES:
         what = f"unknown language '{language}'" if plain else "a multilingual Whisper needs a language"
-        remedy = "Write a code, a locale or an English name, such as fr, fr-CA or French."
-        raise ConfigError(what, remedy=remedy)
+        raise ConfigError(what, remedy="Write a code, a locale or an English name, such as fr, fr-CA or French.")
     return code
 
 

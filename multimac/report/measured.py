@@ -229,7 +229,7 @@ def _told_by(manifest: Path) -> dict[str, tuple[str, str]]:
         for row in part.rows():
             with contextlib.suppress(BadRow):
                 if isinstance(cells := row.cells, dict):
-                    own_id = ids.of(row, cell(cells, part.reading.audio_names))
+                    own_id = ids.of(row, cells, cell(cells, part.reading.audio_names))
                     found[own_id] = cell(cells, SPEAKER_COLUMNS), cell(cells, LANGUAGE_COLUMNS)
     return found
 

@@ -133,6 +133,7 @@ class PartReader:
         self._max_duration_s, self._no_speech = max_duration_s, no_speech
         self._ids = ClipIds()
         self._seen: dict[str, tuple[str, str]] = {}  # where a file was used, and its text
+        self._retold = 0  # rows that give such a file another text
         self._untimed: dict[str, list[int]] = {}  # lines, by why their times are not used
 
     @property
@@ -145,16 +146,13 @@ class PartReader:
             f"{own}: the timed_text of {counted(len(lines), 'row')} {why}, first on line {lines[0]}: it is not used"
             for why, lines in self._untimed.items()
         ]
-        ids = [
-            f"{own}: the id of {counted(len(lines), 'row')} is that of an earlier one, first on line {lines[0]}: the "
-            "clip is called by its file"
-            for lines in [self._ids.others]
-            if lines
-        ]
-        return names + times + ids
+        if lines := self._ids.renamed:
+            told = f"the id of {counted(len(lines), 'row')} is that of an earlier one too, first on line {lines[0]}"
+            names.append(f"{own}: {told}: it is called by its file")
+        return names + times
 
     def read(self, rows: Iterable[Row]) -> Iterator[Sample | Problem]:
-        """Read rows in their order; headers are read for many rows at once."""
+        """Read rows in their order; headers are read for many rows at once. Raises DataError."""
         rows = iter(rows)
         while some := list(islice(rows, AT_ONCE)):
             found = [self._audio(row) for row in some]
@@ -167,6 +165,10 @@ class PartReader:
                     yield sample
                 except BadRow as reason:
                     yield Problem(row.line, str(reason), reason.kind, row.file)
+        if self._retold > len(self._seen) / 2:
+            what = f"{self._part.path}: {self._retold} rows give another text to a recording of an earlier row"
+            remedy = "If they are parts of it, write their times in columns start and end. Else keep one row of each."
+            raise DataError(what, remedy=remedy)
 
     def _audio(self, row: Row) -> Path | BadRow:
         """Find the file of a row, or why there is none."""
@@ -186,7 +188,9 @@ class PartReader:
         if isinstance(cells, BadRow):
             raise cells
         name = cell(cells, self._part.reading.audio_names)
-        own_id = self._ids.of(row, name)  # also of a row that is left out, so that others keep theirs once it is mended
+        own_id = self._ids.of(
+            row, cells, name
+        )  # before any reason to leave it out: others keep theirs once it is mended
         if isinstance(audio, BadRow):
             raise audio
         text = cell(cells, self._part.reading.text_names)
@@ -224,12 +228,9 @@ class PartReader:
     def _duration(self, cells: Cells, audio: Path) -> float:
         """Seconds, as stated; as measured where nothing is stated, or something rounded."""
         start, seconds = span_of(cells)
-        if self._index is None:
-            if start:
-                raise _must_be_imported(self._part.path, PARTS)
-            if seconds is None:
-                raise BadRow(Kind.DURATION, "no duration is stated, and its audio is not on this machine")
         measured = self._index[audio].seconds if self._index is not None else seconds
+        if measured is None:
+            raise BadRow(Kind.DURATION, "no duration is stated, and its audio is not on this machine")
         if start is not None and not (start == 0 if seconds is None else is_whole(start, seconds, measured)):
             raise _must_be_imported(self._part.path, PARTS)
         if seconds is None:
@@ -247,6 +248,7 @@ class PartReader:
         if first := self._seen.get(audio):
             if first[1] == sample.text:
                 raise BadRow(Kind.SAME_ROW, f"the same audio and text as {first[0]}")
+            self._retold += 1
             raise BadRow(Kind.SAME_AUDIO, f"{sample.audio.name} was already used on {first[0]}")
         self._seen[audio] = (where, sample.text)
 

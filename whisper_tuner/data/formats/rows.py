@@ -29,6 +29,7 @@ ID_COLUMNS = ("id",)
 LANGUAGE_COLUMNS = ("language",)
 SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
 TIMED_COLUMNS = ("timed_text",)
+SPLIT_COLUMNS = ("split", "subset", "partition", "set")
 # Where data sets keep audio that they name without its folder.
 USUAL_FOLDERS = ("clips", "wavs", "audio", "audios", "wav", "recordings")
 
@@ -172,19 +173,17 @@ class Row(NamedTuple):
 class ClipIds:
     """Gives each row an id that no earlier one has: an id column may also name the sentence, or the speaker.
 
-    others: lines of the rows that are called by their audio, because an earlier one has their id.
+    renamed: lines of the rows that are called by their audio, because an earlier one has their id.
     """
 
     def __init__(self) -> None:
         self._given: set[str] = set()
-        self.others: list[int] = []
+        self.renamed: list[int] = []
 
-    def of(self, row: Row, audio: str) -> str:
+    def of(self, row: Row, cells: Cells, audio: str) -> str:
         """Return an id for a row; audio: the name of its file. Raises BadRow."""
-        usual = row.usual_id or str(expanded(audio))
-        told = cell(row.cells, ID_COLUMNS) if not isinstance(row.cells, BadRow) else ""
-        if told in self._given:
-            self.others.append(row.line)
+        told, usual = cell(cells, ID_COLUMNS), row.usual_id or str(expanded(audio))
+        self.renamed += [row.line] if told in self._given else []
         names = itertools.chain([told or usual, usual], (f"{usual}-{number}" for number in itertools.count(2)))
         given = next(name for name in names if name not in self._given)
         self._given.add(given)
@@ -239,6 +238,11 @@ class Part:
     cut: str = ""
     language: str = ""
     bounds: Bounds | None = None
+    columns: tuple[str, ...] = ()
+
+    def only(self, kind_of: Callable[[Row], str | None], kind: str, notes: tuple[str, ...]) -> Part:
+        """Return a part of the rows of one kind."""
+        return dataclasses.replace(self, rows=lambda: (r for r in self.rows() if kind_of(r) == kind), notes=notes)
 
 
 Parts = dict[str, Part]

@@ -11,10 +11,8 @@ DURATION_COLUMNS = ("duration",)
 START_COLUMNS = ("offset", "start", "start_time", "starttime", "begin", "begin_time", "segment_start")
 END_COLUMNS = ("end", "end_time", "endtime", "stop", "segment_end")
 UNITS = {"_s": 1.0, "_sec": 1.0, "_seconds": 1.0, "": 1.0, "_ms": 0.001}  # at the end of a column's name
-TIME_COLUMNS = frozenset(
-    f"{name}{unit}" for name in (*DURATION_COLUMNS, *START_COLUMNS, *END_COLUMNS) for unit in UNITS
-)
-TIME = re.compile(r"(?:(?:(\d+):)?(\d+):)?([-+.,\de]+)\s*(ms|s|secs?|seconds?)?", re.IGNORECASE)  # 1:02:03,5; 2.2 s
+TIME_COLUMNS = {name + unit for name in (*DURATION_COLUMNS, *START_COLUMNS, *END_COLUMNS) for unit in UNITS}
+TIME = re.compile(r"(?:(?:(\d+):)?(\d+):)?(-?\d*[.,]?\d+(?:e[-+]?\d+)?)\s*(ms|s|secs?|seconds?)?")  # 2.1 s, 1:02:03,5
 OTHER_S = 0.1  # from which on two times are not the same one, rounded
 # A stated duration that differs by more from the measured one means another recording, or one cut short. One in whole
 # seconds may be rounded, up or down.
@@ -23,10 +21,7 @@ OVERHANG_S = 0.5  # a last part may end a little after its recording
 
 
 def span_of(cells: Cells) -> tuple[float | None, float | None]:
-    """Return where in its recording a clip begins and how long it lasts, in s; None for what its row does not say.
-
-    Raises BadRow.
-    """
+    """Return where in its recording a clip begins, and its seconds; None for what is not stated. Raises BadRow."""
     start, end = _stated(cells, START_COLUMNS), _stated(cells, END_COLUMNS)
     if end is None:
         return start, _stated(cells, DURATION_COLUMNS)
@@ -42,8 +37,7 @@ def agree(stated: float, measured: float) -> bool:
 
 def is_whole(start: float, seconds: float, measured: float) -> bool:
     """Tell if a file is the clip itself: all of it is meant, or its row has the times in a recording elsewhere."""
-    is_elsewhere = start + seconds > measured + OVERHANG_S
-    return (start == 0 or is_elsewhere) and abs(seconds - measured) <= DIFFERENT_S
+    return abs(seconds - measured) <= DIFFERENT_S and (start == 0 or start + seconds > measured + OVERHANG_S)
 
 
 def _stated(cells: Cells, names: tuple[str, ...]) -> float | None:
@@ -57,12 +51,9 @@ def _stated(cells: Cells, names: tuple[str, ...]) -> float | None:
 
 def _seconds(column: str, text: str, scale: float) -> float:
     """Read `2.1`, `2,1`, `2.1 s`, `2100 ms`, `0:02` or `1:00:02,1`. scale: of a number without a unit."""
-    match = TIME.fullmatch(text)
-    hours, minutes, number, unit = match.groups() if match else ("", "", "", "")
-    try:
-        seconds = float(number.replace(",", "."))
-    except ValueError:
-        raise BadRow(Kind.DURATION, f"{column} '{text[:40]}' is not a number of seconds") from None
+    if not (match := TIME.fullmatch(text.lower())):
+        raise BadRow(Kind.DURATION, f"{column} '{text[:40]}' is not a number of seconds")
+    hours, minutes, number, unit = match.groups()
     if unit or minutes:
-        scale = 0.001 if unit and unit.lower() == "ms" else 1.0
-    return (int(hours or 0) * 60 + int(minutes or 0)) * 60 + seconds * scale
+        scale = UNITS["_ms"] if unit == "ms" else 1.0
+    return (int(hours or 0) * 60 + int(minutes or 0)) * 60 + float(number.replace(",", ".")) * scale
