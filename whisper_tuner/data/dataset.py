@@ -147,7 +147,7 @@ class PartReader:
             for why, lines in self._untimed.items()
         ]
         if lines := self._ids.renamed:
-            told = f"the id of {counted(len(lines), 'row')} is that of an earlier one too, first on line {lines[0]}"
+            told = f"the id of {counted(len(lines), 'row')} is that of an earlier one, first on line {lines[0]}"
             names.append(f"{own}: {told}: it is called by its file")
         return names + times
 
@@ -166,7 +166,8 @@ class PartReader:
                 except BadRow as reason:
                     yield Problem(row.line, str(reason), reason.kind, row.file)
         if self._retold > len(self._seen) / 2:
-            what = f"{self._part.path}: {self._retold} rows give another text to a recording of an earlier row"
+            rows = f"{self._part.path}: {counted(self._retold, 'row')} with a recording of an earlier one"
+            what = f"{rows}, and another text"
             remedy = "If they are parts of it, write their times in columns start and end. Else keep one row of each."
             raise DataError(what, remedy=remedy)
 
