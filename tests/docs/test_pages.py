@@ -23,6 +23,7 @@ COLUMNS = {
     "speaker": rows.SPEAKER_COLUMNS,
     "language": rows.LANGUAGE_COLUMNS,
     "duration": times.DURATION_COLUMNS,
+    "part": rows.SPLIT_COLUMNS,
     "begin of the clip in its recording": times.START_COLUMNS,
     "its end there": times.END_COLUMNS,
     "text with the times of its parts": rows.TIMED_COLUMNS,
