@@ -99,8 +99,8 @@ of them. `model = NAME` and `dataset = NAME` belong in a profile only.
 
 [data.md](data.md) shows what data may look like, and `layout`, `audio_column`, `text_column`, `encoding` and
 `delimiter`. A row has an audio and a text column. It may have `id`, `duration_s`, `speaker` and `language`: one with a
-language, as a code or an English name, is trained with that one in place of the profile's. English-only models ignore
-it. The profile still needs a `language`, which the trained model then assumes.
+language is trained with that one in place of the profile's. English-only models ignore it. A language is a code, a
+locale or an English name. The profile still needs a `language`, which the trained model then assumes.
 
 `speed_perturbation`, `mask_time_prob`, `mask_feature_prob`, `timestamps_share` and `previous_text_share` change clips
 anew in each epoch. All is drawn from the seed, the epoch and the clip's id, so that a clip is the same on whichever

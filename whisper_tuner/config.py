@@ -24,7 +24,7 @@ class Profile:
     base_model: str = setting(
         help="Whisper checkpoint: a folder in transformers layout, or a hub id", example="openai/whisper-small"
     )
-    language: str = setting("", "language of the speech, for multilingual checkpoints, e.g. fr", example="fr")
+    language: str = setting("", "language of the speech, for multilingual checkpoints, e.g. fr or pt-BR", example="fr")
     task: str = setting(
         "transcribe",
         "transcribe as spoken, or translate into English",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -26,7 +26,6 @@ class Kind(StrEnum):
     TOKENS = "too many tokens"
     DURATION = "wrong duration"
     LANGUAGE = "unknown language"
-    SAME_ID = "duplicate id"
     SAME_AUDIO = "duplicate audio"
     SAME_ROW = "duplicate row"
 
@@ -50,7 +49,7 @@ def counts(problems: Iterable[Problem]) -> str:
     return ", ".join(f"{number} {kind}" for kind, number in Counter(p.kind for p in problems).most_common())
 
 
-def write_problems(path: Path, problems: Mapping[Path, Sequence[Problem]]) -> None:
+def write_problems(path: Path, problems: Iterable[tuple[Path, Sequence[Problem]]]) -> None:
     """Write a CSV with the columns manifest, line, kind, what."""
-    rows = ((manifest / p.file, p.line, p.kind, p.what) for manifest, found in problems.items() for p in found)
+    rows = ((manifest / p.file, p.line, p.kind, p.what) for manifest, found in problems for p in found)
     write_table(path, ("manifest", "line", "kind", "what"), rows)

@@ -19,7 +19,7 @@ from multimac.view.models import file_name
 from multimac.view.run_tables import as_text
 from whisper_tuner.config import Profile
 from whisper_tuner.data.check import PROBLEMS_FILE
-from whisper_tuner.data.dataset import DURATION_COLUMNS, LANGUAGE_COLUMNS
+from whisper_tuner.data.formats.rows import LANGUAGE_COLUMNS
 from whisper_tuner.files import read_table
 from whisper_tuner.text import parse_json
 
@@ -145,7 +145,7 @@ def listed_clips(path: Path) -> tuple[int, float, str] | None:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
-        seconds = sum(float(row[DURATION_COLUMNS[0]]) for row in rows)
+        seconds = sum(float(row["duration_s"]) for row in rows)
     except (OSError, csv.Error, *NOT_AS_WRITTEN):
         return None
     languages = Counter(filter(None, (row.get(LANGUAGE_COLUMNS[0]) for row in rows)))

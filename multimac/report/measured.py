@@ -17,11 +17,11 @@ from distributed.run_dir.summary import RunSummary
 from multimac.view.models import file_name, slug
 from whisper_tuner.data.formats.layouts import part_of
 from whisper_tuner.data.formats.lists import SUFFIXES
-from whisper_tuner.data.formats.rows import ID_COLUMNS, LANGUAGE_COLUMNS, SPEAKER_COLUMNS, BadRow, cell
+from whisper_tuner.data.formats.rows import LANGUAGE_COLUMNS, SPEAKER_COLUMNS, BadRow, ClipIds, cell
 from whisper_tuner.errors import DataError
 from whisper_tuner.eval.predictions import PREDICTIONS
 from whisper_tuner.eval.wer import Difference, Interval, wer_difference, wer_interval
-from whisper_tuner.files import expanded, read_table
+from whisper_tuner.files import read_table
 from whisper_tuner.text import counted
 
 from .asked import listed_clips
@@ -230,12 +230,12 @@ def _told_by(manifest: Path) -> dict[str, tuple[str, str]]:
     """Return speaker and language by a clip's id."""
     found = {}
     with contextlib.suppress(DataError, OSError):
-        part = part_of(manifest, kind="test")
+        part, ids = part_of(manifest, kind="test"), ClipIds()
         for row in part.rows():
             with contextlib.suppress(BadRow):
                 if isinstance(cells := row.cells, dict):
-                    told = cell(cells, SPEAKER_COLUMNS), cell(cells, LANGUAGE_COLUMNS)
-                    found[cell(cells, ID_COLUMNS) or str(expanded(cell(cells, part.reading.audio_names)))] = told
+                    own_id = ids.of(row, cells, cell(cells, part.reading.audio_names))
+                    found[own_id] = cell(cells, SPEAKER_COLUMNS), cell(cells, LANGUAGE_COLUMNS)
     return found
 
 

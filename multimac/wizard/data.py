@@ -27,7 +27,7 @@ from whisper_tuner.data.checks.finding import Finding, Needs
 from whisper_tuner.data.checks.material import Material
 from whisper_tuner.data.checks.table import findings
 from whisper_tuner.data.dataset import Manifest, load_manifest
-from whisper_tuner.data.formats.layouts import parts_of, with_siblings
+from whisper_tuner.data.formats.layouts import kinds_inside, parts_of, with_siblings
 from whisper_tuner.data.formats.lists import STEM, is_list
 from whisper_tuner.data.formats.place import KIND_OF
 from whisper_tuner.data.formats.rows import AS_IT_IS
@@ -65,6 +65,8 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
                 data = replace(offers[answer], samples={}, split={})  # without those of an earlier answer
             else:
                 data = Data(manifests=bring_in(questions, path, console) or beside(path))
+            train = data.manifests["train"]
+            data.manifests = dict.fromkeys(kinds_inside(train), train) | data.manifests
             _read(questions, data, console)
         except TunerError as error:
             console.print(str(error), style="red")
@@ -177,7 +179,7 @@ def _read(questions: Questions, data: Data, console: Console) -> None:
             there = ", ".join(map(str, folders))
             console.print(f"{path.name} has clips outside of its folder, in {there}", style="yellow")
         if kind == "train":
-            data.stated_language = _code(manifest.language.partition("-")[0])
+            data.stated_language = _code(manifest.language)
             table = Table(header_style="bold")
             table.add_column("clip", overflow="ellipsis", no_wrap=True, max_width=20)
             table.add_column("s", justify="right")

@@ -36,7 +36,7 @@ KEYS = {
     "import": "folder for the clips, where audio has to be cut, as with subtitles",
     "outside": "yes or no: use files that lie outside of what is imported",
     "split": "yes or no: split off validation and test clips where there are none",
-    "language": "language of the speech, for multilingual models: a code or an English name",
+    "language": "language of the speech, for multilingual models: a code, a locale or an English name",
     "method": "full, lora or decoder",
     "epochs": "passes over the training clips",
     "learning_rate": "peak learning rate",

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from whisper_tuner.data.checks.table import KINDS
-from whisper_tuner.data.formats import rows
+from whisper_tuner.data.formats import rows, times
 from whisper_tuner.data.formats.layouts import LAYOUTS
 from whisper_tuner.data.formats.place import KIND_OF
 from whisper_tuner.problems import Kind
@@ -22,8 +22,10 @@ COLUMNS = {
     "id": rows.ID_COLUMNS,
     "speaker": rows.SPEAKER_COLUMNS,
     "language": rows.LANGUAGE_COLUMNS,
-    "duration, in s": rows.DURATION_COLUMNS,
-    "begin of the clip in its recording, in s": rows.OFFSET_COLUMNS,
+    "duration": times.DURATION_COLUMNS,
+    "part": rows.SPLIT_COLUMNS,
+    "begin of the clip in its recording": times.START_COLUMNS,
+    "its end there": times.END_COLUMNS,
     "text with the times of its parts": rows.TIMED_COLUMNS,
 }
 

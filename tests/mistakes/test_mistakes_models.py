@@ -102,7 +102,7 @@ MISTAKES = {
         ("It has: ", "fc1", "v_proj"),
     ),
     "no language for a multilingual model": (multilingual(), TRAIN, 3, "needs a language", ("language", "fr")),
-    "an unknown language": (multilingual("language = klingon"), TRAIN, 3, "language 'klingon'", "such as fr or French"),
+    "an unknown language": (multilingual("language = klingon"), TRAIN, 3, "language 'klingon'", "fr-CA or French"),
     "a GPU that is not there": (setting(f"device = {NO_GPU}"), TRAIN, 3, f"device = {NO_GPU}", "auto or cpu"),
     "a model in the home of nobody": (
         base_model("~nobody-here/model"),
@@ -145,7 +145,7 @@ MISTAKES = {
         "transcribe audio --model model --language klingon",
         3,
         "language 'klingon'",
-        "such as fr or French",
+        "such as fr, fr-CA or French",
     ),
     "transcribe with a model that is none": (
         None,

@@ -2,9 +2,10 @@ import subprocess
 import sys
 
 import pytest
+from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.languages import joined, language_code, text_language
+from whisper_tuner.languages import CODES, joined, language_code, text_language
 
 
 def test_languages_are_codes_or_english_names():
@@ -15,6 +16,55 @@ def test_languages_are_codes_or_english_names():
     for missing in (None, "", " "):
         with pytest.raises(ConfigError, match="needs a language"):
             language_code(missing)
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    {
+        "fr": ["fr-FR", "fr_CA", "fra", "fre", "fr_FR.UTF-8", "<|fr|>", "French (Canada)", "Canadian French"],
+        "zh": ["zh-CN", "zh_Hant_TW", "cmn", "cmn_hans_cn", "Mandarin Chinese", "Chinese (Mandarin)", "zh-cmn-Hans"],
+        "yue": ["yue-Hant-HK", "zh-yue", "Chinese (Cantonese)"],
+        "pt": ["pt_BR", "Brazilian Portuguese", "Portuguese, Brazilian"],
+        "no": ["nb-NO", "nob", "Norwegian Bokmål"],
+        "nn": ["nn_NO", "Norwegian Nynorsk", "Norwegian (Nynorsk)"],
+        "de": ["de-AT", "deu", "ger", "de_DE@euro"],
+        "es": ["es-419", "spa"],
+        "el": ["gre", "Greek, Modern (1453-)"],
+        "ht": ["haitian_creole"],
+        "he": ["iw-IL"],
+        "jw": ["jv-ID", "jav"],
+        "tl": ["fil_ph"],
+        "haw": ["haw-US"],
+    }.items(),
+)
+def test_locales_and_the_codes_and_names_of_others_are_whispers(code, names):
+    assert {name: language_code(name) for name in names} == dict.fromkeys(names, code)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sh",
+        "Serbo-Croatian",
+        "zh-nan",
+        "nan-TW",
+        "und",
+        "cn",
+        "French-English",
+        "fr-FR,de",
+        "sign_language",
+        "fr-",
+        "-",
+    ],
+)
+def test_what_is_not_one_of_whispers_languages_is_refused(name):
+    with pytest.raises(ConfigError, match=f"unknown language '{name}'"):
+        language_code(name)
+
+
+def test_every_code_is_of_a_language_that_whisper_has_and_hides_none():
+    assert set(CODES.values()) <= set(LANGUAGES) and not CODES.keys() & LANGUAGES.keys()
+    assert {name: language_code(name) for name in TO_LANGUAGE_CODE} == TO_LANGUAGE_CODE
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -45,7 +45,7 @@ def check_data(profile: Profile, run_dir: Path, store: Path) -> dict[str, Manife
     for kind in paths:
         if kind != "test":  # its texts are not trained on, so they may be of any length
             manifests[kind] = _trainable(manifests[kind], limit)
-    problems = {manifest.path: manifest.problems for manifest in manifests.values() if manifest.problems}
+    problems = [(manifest.path, manifest.problems) for manifest in manifests.values() if manifest.problems]
     if problems and profile.bad_rows == "refuse":
         _refuse(problems, store / PROBLEMS_FILE)
     for manifest in manifests.values():
@@ -135,10 +135,10 @@ def _without(manifest: Manifest, problems: Sequence[Problem]) -> Manifest:
     return replace(manifest, samples=kept, problems=every)
 
 
-def _refuse(problems: Mapping[Path, Sequence[Problem]], listed: Path) -> None:
+def _refuse(problems: Sequence[tuple[Path, Sequence[Problem]]], listed: Path) -> None:
     write_problems(listed, problems)
-    every = [problem for found in problems.values() for problem in found]
-    lines = (f"{path.name} {problem}" for path, found in problems.items() for problem in found)
+    every = [problem for _, found in problems for problem in found]
+    lines = (f"{path.name} {problem}" for path, found in problems for problem in found)
     rows, shown = counted(len(every), "row"), _first(lines, REFUSED_SHOWN)
     raise DataError(
         f"{rows} cannot be used ({counts(every)}), and bad_rows = refuse:\n  {shown}",

@@ -14,13 +14,12 @@ import soundfile
 
 from whisper_tuner.data.audio import REFUSED, SAMPLE_RATE, load_audio, mono, opened, parts
 from whisper_tuner.data.audio_check import SHORTEST_S
-from whisper_tuner.data.dataset import offset_of, seconds_of
-from whisper_tuner.data.formats.rows import DURATION_COLUMNS, ID_COLUMNS, AudioNames, BadRow, Cells, Part, Row, cell
+from whisper_tuner.data.formats.rows import ID_COLUMNS, AudioNames, BadRow, Cells, Part, Row, cell
+from whisper_tuner.data.formats.times import DIFFERENT_S, OVERHANG_S, TIME_COLUMNS, is_whole, span_of
 from whisper_tuner.errors import TunerError
 from whisper_tuner.files import atomic_path
 from whisper_tuner.problems import Kind
 
-OVERHANG_S = 0.5  # a last cue may end a little after its recording
 STEM_LETTERS = 60
 
 
@@ -57,33 +56,34 @@ class Cutter:
             for row in self._part.rows():
                 cells = row.cells
                 try:
-                    cells = cells if isinstance(cells, BadRow) else self._own(cells)
+                    row = row if isinstance(cells, BadRow) else self._own(row, cells)
                 except BadRow as reason:
-                    cells = reason
-                yield row._replace(cells=cells)
+                    row = row._replace(cells=reason)
+                yield row
         finally:
             self._close()
 
-    def _own(self, cells: Cells) -> Cells:
+    def _own(self, row: Row, cells: Cells) -> Row:
         """Put a file of its own in the place of a part of a recording, or of audio inside of the data set."""
         audio = self._part.reading.audio_names
         held = next((cells[name] for name in audio if cells.get(name)), None)
+        start, seconds = span_of(cells)
         if isinstance(held, dict) and held.get("bytes"):
-            clip, usual_id = self._from_bytes(cells, held), ""
+            clip = self._from_bytes(cells, held, None if start is None else seconds)
+            usual_id = clip.stem
+        elif start is None:
+            return row
         else:
-            offset = offset_of(cells)
-            if offset is None:
-                return cells
             if not (name := cell(cells, audio)):
                 raise BadRow(Kind.NO_AUDIO, "no audio path")
-            clip = self._from_recording(cells, self._names.find(name), offset)
-            usual_id = f"{name}-{round(offset * 1000):08d}"
-        gone = {*DURATION_COLUMNS, "offset", *audio}
-        own_id = cell(cells, ID_COLUMNS) or usual_id or clip.stem
-        rest = {name: value for name, value in cells.items() if name not in gone}
-        return {**rest, audio[0]: str(clip.absolute()), "id": own_id}
+            path = self._names.find(name)
+            clip = self._from_recording(path, start, seconds)
+            usual_id = name if clip == path else f"{name}-{round(start * 1000):08d}"
+        rest = {name: value for name, value in cells.items() if name not in TIME_COLUMNS and name not in audio}
+        return row._replace(cells={**rest, audio[0]: str(clip.absolute())}, usual_id=usual_id)
 
-    def _from_bytes(self, cells: Cells, held: dict) -> Path:
+    def _from_bytes(self, cells: Cells, held: dict, stated: float | None) -> Path:
+        """stated: how long its row says that the part of a recording is."""
         data = held["bytes"]
         stem = Path(str(held.get("path") or cell(cells, ID_COLUMNS) or "clip")).stem
         clip = _flac(self._folder, stem, hashlib.blake2b(data, digest_size=6).hexdigest())
@@ -93,29 +93,32 @@ class Cutter:
             samples = _decoded(data, Path(str(held.get("path") or "")).suffix, self._max_duration_s + 1)
         except TunerError as error:
             raise BadRow(Kind.UNREADABLE, f"its audio cannot be read: {_one_line(error)}") from None
-        self._check_length(stem, len(samples) / SAMPLE_RATE)
+        seconds = len(samples) / SAMPLE_RATE
+        self._check_length(stem, seconds)
+        if stated is not None and abs(stated - seconds) > DIFFERENT_S:
+            what = f"its audio lasts {seconds:.2f} s, but its row names a part of {stated:g} s"
+            raise BadRow(Kind.DURATION, what)
         return self._write(clip, samples)
 
-    def _from_recording(self, cells: Cells, path: Path, offset: float) -> Path:
-        stated = cell(cells, DURATION_COLUMNS)
+    def _from_recording(self, path: Path, start: float, seconds: float | None) -> Path:
         if not path.is_file():
             raise BadRow(Kind.NO_AUDIO, f"no such audio file: {path}")
-        if not stated:
-            raise BadRow(Kind.DURATION, "an offset without a duration: nobody knows where its clip ends")
-        seconds = seconds_of(stated)
-        if not (offset >= 0 and seconds >= SHORTEST_S):
-            raise BadRow(Kind.DURATION, f"a clip that begins at {offset:g} s and lasts {seconds:g} s")
+        if seconds is None:
+            raise BadRow(Kind.DURATION, "its row says where its clip begins, but neither its end nor its duration")
+        if not (start >= 0 and seconds >= SHORTEST_S):
+            raise BadRow(Kind.DURATION, f"a clip that begins at {start:g} s and lasts {seconds:g} s")
         self._check_length(path.name, seconds)
-        clip = flac_of(self._folder, path, offset, seconds)
+        clip = flac_of(self._folder, path, start, seconds)
         if self._there(clip):
             return clip
         recording = self._recording(path)
-        over = offset + seconds - recording.seconds
-        if over > OVERHANG_S or offset + SHORTEST_S > recording.seconds:
+        if start + max(seconds - OVERHANG_S, SHORTEST_S) > recording.seconds:
+            if is_whole(start, seconds, recording.seconds):
+                return path
             ends = f"{path.name} ends at {recording.seconds:.2f} s"
-            raise BadRow(Kind.TRUNCATED, f"its clip ends at {offset + seconds:.2f} s, but {ends}")
+            raise BadRow(Kind.TRUNCATED, f"its clip ends at {start + seconds:.2f} s, but {ends}")
         try:
-            return self._write(clip, recording.span(offset, seconds))
+            return self._write(clip, recording.span(start, seconds))
         except (TunerError, *REFUSED) as error:
             raise BadRow(Kind.UNREADABLE, f"{path.name} cannot be read: {_one_line(error)}") from None
 

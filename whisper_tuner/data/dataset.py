@@ -19,20 +19,19 @@ from whisper_tuner.data.audio_check import SHORTEST_S, AudioIndex
 from whisper_tuner.data.formats.layouts import part_of
 from whisper_tuner.data.formats.rows import (
     AS_IT_IS,
-    DURATION_COLUMNS,
-    ID_COLUMNS,
     LANGUAGE_COLUMNS,
-    OFFSET_COLUMNS,
     SPEAKER_COLUMNS,
     TIMED_COLUMNS,
     AudioNames,
     BadRow,
     Cells,
+    ClipIds,
     Part,
     Reading,
     Row,
     cell,
 )
+from whisper_tuner.data.formats.times import OTHER_S, agree, is_whole, span_of
 from whisper_tuner.errors import ConfigError, DataError
 from whisper_tuner.files import expanded, write_shared
 from whisper_tuner.languages import language_code
@@ -41,9 +40,7 @@ from whisper_tuner.text import counted
 from whisper_tuner.timed_text import why_unusable
 
 MAX_DURATION_S = 30.0  # the longest input of Whisper's encoder
-# A stated duration that differs by more from the measured one means another recording, or one cut short.
-DIFFERENT_S, DIFFERENT_SHARE = 0.5, 0.1
-PARTS = "its rows are parts of longer recordings (offset)"
+PARTS = "its rows are parts of longer recordings (offset, or start and end)"
 MOST_LETTERS = 10_000  # of a short clip's text, and 100 more a second: a tokenizer would take long for millions
 AT_ONCE = 2000  # rows whose audio is looked at together
 
@@ -134,7 +131,9 @@ class PartReader:
         self._part, self._index = part, index
         self._names = AudioNames((part.folder, *part.beside), part.bounds) if index is not None else None
         self._max_duration_s, self._no_speech = max_duration_s, no_speech
-        self._seen: dict[tuple[str, str], tuple[str, str]] = {}
+        self._ids = ClipIds()
+        self._seen: dict[str, tuple[str, str]] = {}  # where a file was used, and its text
+        self._retold = 0  # rows that give such a file another text
         self._untimed: dict[str, list[int]] = {}  # lines, by why their times are not used
 
     @property
@@ -147,10 +146,13 @@ class PartReader:
             f"{own}: the timed_text of {counted(len(lines), 'row')} {why}, first on line {lines[0]}: it is not used"
             for why, lines in self._untimed.items()
         ]
+        if lines := self._ids.renamed:
+            told = f"the id of {counted(len(lines), 'row')} is that of an earlier one, first on line {lines[0]}"
+            names.append(f"{own}: {told}: it is called by its file")
         return names + times
 
     def read(self, rows: Iterable[Row]) -> Iterator[Sample | Problem]:
-        """Read rows in their order; headers are read for many rows at once."""
+        """Read rows in their order; headers are read for many rows at once. Raises DataError."""
         rows = iter(rows)
         while some := list(islice(rows, AT_ONCE)):
             found = [self._audio(row) for row in some]
@@ -163,6 +165,11 @@ class PartReader:
                     yield sample
                 except BadRow as reason:
                     yield Problem(row.line, str(reason), reason.kind, row.file)
+        if self._retold > len(self._seen) / 2:
+            rows = f"{self._part.path}: {counted(self._retold, 'row')} with a recording of an earlier one"
+            what = f"{rows}, and another text"
+            remedy = "If they are parts of it, write their times in columns start and end. Else keep one row of each."
+            raise DataError(what, remedy=remedy)
 
     def _audio(self, row: Row) -> Path | BadRow:
         """Find the file of a row, or why there is none."""
@@ -181,6 +188,10 @@ class PartReader:
         cells, index = row.cells, self._index
         if isinstance(cells, BadRow):
             raise cells
+        name = cell(cells, self._part.reading.audio_names)
+        own_id = self._ids.of(
+            row, cells, name
+        )  # before any reason to leave it out: others keep theirs once it is mended
         if isinstance(audio, BadRow):
             raise audio
         text = cell(cells, self._part.reading.text_names)
@@ -190,7 +201,6 @@ class PartReader:
             raise BadRow(Kind.NO_TEXT, "empty text")
         seconds = self._duration(cells, audio)
         longest = max(seconds, index[audio].seconds) if index is not None else seconds
-        name = cell(cells, self._part.reading.audio_names)
         if longest > self._max_duration_s:
             raise BadRow(Kind.TOO_LONG, f"{name} lasts {longest:.1f} s, more than {self._max_duration_s:g} s")
         if len(text) > MOST_LETTERS + 100 * seconds:
@@ -199,7 +209,7 @@ class PartReader:
         if timed_text and (why := why_unusable(timed_text, text, seconds)):
             self._untimed.setdefault(why, []).append(row.line)
             timed_text = ""
-        own_id, language = cell(cells, ID_COLUMNS) or str(expanded(name)), cell(cells, LANGUAGE_COLUMNS)
+        language = cell(cells, LANGUAGE_COLUMNS)
         try:
             language = language_code(language) if language else ""
         except ConfigError as error:
@@ -217,37 +227,31 @@ class PartReader:
         )
 
     def _duration(self, cells: Cells, audio: Path) -> float:
-        """Seconds, as stated or else as measured."""
-        stated, index = cell(cells, DURATION_COLUMNS), self._index
-        offset = offset_of(cells)
-        if offset:
+        """Seconds, as stated; as measured where nothing is stated, or something rounded."""
+        start, seconds = span_of(cells)
+        measured = self._index[audio].seconds if self._index is not None else seconds
+        if measured is None:
+            raise BadRow(Kind.DURATION, "no duration is stated, and its audio is not on this machine")
+        if start is not None and not (start == 0 if seconds is None else is_whole(start, seconds, measured)):
             raise _must_be_imported(self._part.path, PARTS)
-        if not stated:
-            if index is None:
-                raise BadRow(Kind.DURATION, "no duration is stated, and its audio is not on this machine")
-            return index[audio].seconds
-        seconds = seconds_of(stated)
+        if seconds is None:
+            return measured
         if not SHORTEST_S <= seconds < float("inf"):
             raise BadRow(Kind.DURATION, f"{audio.name} lasts {seconds:g} s")
-        if index is not None:
-            measured = index[audio].seconds
-            if abs(seconds - measured) > max(DIFFERENT_S, DIFFERENT_SHARE * measured):
-                if offset is not None:
-                    raise _must_be_imported(self._part.path, PARTS)
-                raise BadRow(Kind.DURATION, f"{audio.name} lasts {measured:.2f} s, but the manifest says {seconds:g} s")
-        return seconds
+        if not agree(seconds, measured):
+            raise BadRow(Kind.DURATION, f"{audio.name} lasts {measured:.2f} s, but the manifest says {seconds:g} s")
+        return seconds if abs(seconds - measured) <= OTHER_S else measured
 
     def _check_unseen(self, sample: Sample) -> None:
-        """Raise BadRow for the id or the audio of an earlier row; else remember both."""
-        own_id, audio = ("id", sample.id), ("audio", os.path.normpath(sample.audio))
+        """Raise BadRow for the audio of an earlier row; else remember it."""
+        audio = os.path.normpath(sample.audio)
         where = f"line {sample.line}" if not sample.file else f"{sample.file} line {sample.line}"
         if first := self._seen.get(audio):
             if first[1] == sample.text:
                 raise BadRow(Kind.SAME_ROW, f"the same audio and text as {first[0]}")
+            self._retold += 1
             raise BadRow(Kind.SAME_AUDIO, f"{sample.audio.name} was already used on {first[0]}")
-        if first := self._seen.get(own_id):
-            raise BadRow(Kind.SAME_ID, f"id '{sample.id}' was already used on {first[0]}")
-        self._seen[own_id] = self._seen[audio] = (where, sample.text)
+        self._seen[audio] = (where, sample.text)
 
 
 def write_manifest(path: str | Path, samples: Iterable[Sample]) -> None:
@@ -264,17 +268,3 @@ def write_manifest(path: str | Path, samples: Iterable[Sample]) -> None:
         own = [getattr(sample, name) for name in more]
         writer.writerow([sample.id, audio.as_posix(), sample.text, f"{sample.duration_s:.3f}", *own])
     write_shared(path, listing.getvalue(), mode=0o600)
-
-
-def seconds_of(stated: str) -> float:
-    """Raises BadRow."""
-    try:
-        return float(stated)
-    except ValueError:
-        raise BadRow(Kind.DURATION, f"duration '{stated}' is not a number of seconds") from None
-
-
-def offset_of(cells: Cells) -> float | None:
-    """Return where in its recording a clip begins, in s; None if its row does not call it a part. Raises BadRow."""
-    stated = cell(cells, OFFSET_COLUMNS)
-    return seconds_of(stated) if stated else None

@@ -15,7 +15,7 @@ from whisper_tuner.data.audio import LONG_S
 from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.cutting import Cutter
 from whisper_tuner.data.dataset import MAX_DURATION_S, PartReader, Sample, write_manifest
-from whisper_tuner.data.formats.layouts import parts_of
+from whisper_tuner.data.formats.layouts import no_part, parts_of
 from whisper_tuner.data.formats.place import read_text
 from whisper_tuner.data.formats.rows import AS_IT_IS, Bounds, Part, Reading
 from whisper_tuner.data.splitting import split
@@ -103,6 +103,8 @@ def import_source(
     record = _record(source, out, reading)
     corrections = read_corrections(out)
     parts = parts_of(source, reading)
+    if "train" not in parts:
+        raise no_part(source, "train", parts)
     own = [source] if source.is_dir() else [source.parent, source.resolve().parent] if source.exists() else []
     bounds = Bounds([*own, out / CLIPS, *outside])
     out.mkdir(parents=True, exist_ok=True)
@@ -125,7 +127,7 @@ def import_source(
         found[number] = _write(imported, record)
         # After each part, so that the next go on.
         _keep(record, out)
-    write_problems(out / LEFT_OUT, {one.part.path: one.problems for one in found})
+    write_problems(out / LEFT_OUT, [(one.part.path, one.problems) for one in found])
     return found
 
 

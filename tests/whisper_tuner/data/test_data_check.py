@@ -62,13 +62,12 @@ BAD_ROWS = [
     ("n13,d.wav,text,nan", Kind.DURATION),
     ("n14,d.wav,one, two,3", Kind.COLUMNS),
     ('n15,d.wav,"never closed,', Kind.QUOTING),
-    ("a,d.wav,text,", Kind.SAME_ID),
     ("n16,a.wav,other text,", Kind.SAME_AUDIO),
     ("n17,./a.wav,fine,", Kind.SAME_ROW),
     ("n18,copy-of-b.wav,fine,", Kind.SAME_ROW),
     ("n19,copy-of-c.wav,other text,", Kind.SAME_AUDIO),
 ]
-GOOD_ROWS = ["a,a.wav,fine,", "b,b.wav,fine,1.1", "c,c.wav,fine,", 'e,e.flac,"fine, too",']
+GOOD_ROWS = ["a,a.wav,fine,", "b,b.wav,fine,1.1", "c,c.wav,fine,", 'e,e.flac,"fine, too",', "a,d.wav,no speaker twice,"]
 
 
 @pytest.fixture
@@ -99,7 +98,7 @@ def test_every_kind_of_problem_is_found_with_its_line_and_listed(profile, folder
     run, store = folder / "run", folder / "store"
     run.mkdir()
     manifest = check_data(profile, run, store)["train"]
-    assert [sample.id for sample in manifest.samples] == ["a", "b", "c", "e"]
+    assert [sample.id for sample in manifest.samples] == ["a", "b", "c", "e", "d.wav"]
     expected = [(line, kind) for line, (_, kind) in enumerate(BAD_ROWS, start=len(GOOD_ROWS) + 2)]
     assert [(problem.line, problem.kind) for problem in manifest.problems] == expected
     listed = list(csv.DictReader((run / PROBLEMS_FILE).open(encoding="utf-8")))
@@ -114,7 +113,7 @@ def test_refusing_names_counts_and_rows_and_where_all_are_listed(profile, folder
     said = str(error.value)
     assert error.value.exit_status == 4
     assert f"{len(BAD_ROWS)} rows cannot be used" in said and "3 wrong duration" in said
-    assert "train.csv line 6: no such audio file" in said and "bad_rows = skip" in said
+    assert "train.csv line 7: no such audio file" in said and "bad_rows = skip" in said
     listed = folder / "store" / PROBLEMS_FILE
     assert str(listed) in said and len(listed.read_text(encoding="utf-8").splitlines()) == len(BAD_ROWS) + 1
 

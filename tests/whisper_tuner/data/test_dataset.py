@@ -8,6 +8,8 @@ from whisper_tuner.data.formats.rows import AUDIO_COLUMNS, SPEAKER_COLUMNS, TEXT
 from whisper_tuner.errors import DataError
 from whisper_tuner.problems import Kind
 
+NOTE = "the id of 2 rows is that of an earlier one, first on line 3: it is called by its file"
+
 
 @pytest.fixture
 def folder(tmp_path, audio_file):
@@ -67,6 +69,55 @@ def test_a_host_reads_samples_whose_audio_lies_elsewhere(tmp_path):
     loaded = load_manifest(path, check_audio=False)
     assert [sample.duration_s for sample in loaded.samples] == [1.5]
     assert "no duration" in str(loaded.problems[0])
+
+
+@pytest.mark.parametrize(
+    ("column", "stated", "kept"),
+    [
+        ("duration", "1,25", 1.25),
+        ("duration", "1.25s", 1.25),
+        ("duration", "1.2 sec", 1.2),
+        ("duration", "0:01.25", 1.25),
+        ("duration", "00:00:01,250", 1.25),
+        ("duration", "1250 ms", 1.25),
+        ("duration_ms", "1250", 1.25),
+        ("duration_seconds", ".125e1", 1.25),
+        ("duration_ms", "1.25 s", 1.25),
+        ("duration", "0:02", 1.25),  # rounded: the file says it better
+        ("duration", "0:01", 1.25),
+        ("duration_ms", "1.250", "b.flac lasts 0.00125 s"),  # a point between thousands
+        ("duration", "2,500", "b.flac lasts 1.25 s, but the manifest says 2.5 s"),
+        ("duration", "0:03", "b.flac lasts 1.25 s, but the manifest says 3 s"),
+        ("duration", "1.250,0", "duration '1.250,0' is not a number of seconds"),
+        ("duration", "1 min", "duration '1 min' is not a number of seconds"),
+        ("duration", "00:00:01:06", "duration '00:00:01:06' is not a number of seconds"),
+    ],
+)
+def test_durations_as_others_write_them(folder, column, stated, kept):
+    loaded = load_manifest(manifest(folder, f"audio;text;{column}\naudio/b.flac;deux;{stated}\n"))
+    assert [sample.duration_s for sample in loaded.samples] + [p.what for p in loaded.problems] == [kept]
+
+
+def test_an_id_that_names_something_else_takes_no_clip_away(folder, audio_file):
+    """The first clip keeps it, also while it cannot be used; the others are called by their files."""
+    for name in ("c", "d"):
+        audio_file(folder / "audio" / f"{name}.wav", seconds=0.5, seed=ord(name))
+    path = manifest(folder, "id,audio,text\n7,gone.wav,un\n7,audio/a.wav,un\n9,audio/b.flac,deux\n9,audio/c.wav,deux\n")
+    for before in ([], ["7"]):
+        loaded = load_manifest(path)
+        assert [sample.id for sample in loaded.samples] == [*before, "audio/a.wav", "9", "audio/c.wav"]
+        assert loaded.notes == (f"{path.name}: {NOTE}",)
+        audio_file(folder / "gone.wav", seconds=0.5, seed=3)
+    path = manifest(folder, "id,audio,text\naudio/c.wav,audio/d.wav,un\nx,audio/a.wav,un\nx,audio/c.wav,deux\n")
+    assert [sample.id for sample in load_manifest(path).samples] == ["audio/c.wav", "x", "audio/c.wav-2"]
+
+
+def test_parts_of_a_recording_are_not_trained_as_the_whole_for_want_of_a_known_column(folder):
+    rows = "audio/b.flac,0,0.5,un\naudio/b.flac,0.5,1,deux\n"
+    with pytest.raises(DataError, match=r"1 row with a recording of an earlier one, and another text\n.*start and end"):
+        load_manifest(manifest(folder, f"audio,von,bis,text\n{rows}"))
+    loaded = load_manifest(manifest(folder, f"audio,von,end,text\n{rows}"))
+    assert {p.what for p in loaded.problems} == {"its row says where it ends, but not where it begins"}
 
 
 def test_a_written_manifest_reads_back_the_same(folder):

@@ -17,6 +17,7 @@ from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.checks.facts import Facts, measure
 from whisper_tuner.data.checks.material import PARTS, TRAIN, Material
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
+from whisper_tuner.data.formats.layouts import kinds_inside
 from whisper_tuner.data.formats.place import KIND_OF
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.errors import DataError
@@ -134,9 +135,12 @@ def reading_back(base_model: str) -> Callable[[str], str] | None:
 
 
 def parts_of(paths: Sequence[Path]) -> dict[str, Path]:
-    """Sort manifests that the user has named by part: as their names say, else one to train on, else by their names."""
+    """Sort the named manifests by part: as their rows or names say, else one to train on, else by their names."""
     found: dict[str, Path] = {}
     for path in dict.fromkeys(paths):
+        if (kinds := kinds_inside(path)) and not found.keys() & kinds:
+            found |= dict.fromkeys(kinds, path)
+            continue
         match = _KIND.search(path.stem)
         kind = KIND_OF[match[1].lower()] if match else TRAIN
         names = [kind, path.stem, "-".join(path.absolute().with_suffix("").parts[-2:])]

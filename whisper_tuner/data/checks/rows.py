@@ -36,7 +36,6 @@ _WORDS = {  # kind -> what it means, and what to do
         "Remove the column, so that durations are measured. If the row names the wrong file, correct it.",
     ),
     Problem.LANGUAGE: ("The model does not know the row's language.", "Correct it, or choose a multilingual model."),
-    Problem.SAME_ID: ("An earlier row of the manifest has the same id.", "Give each row an id of its own."),
     Problem.SAME_AUDIO: (
         "An earlier row of the manifest names the same file, with another text.",
         "Keep the right one.",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from whisper_tuner.data.formats import lists
@@ -26,7 +24,7 @@ def recognises(place: Place) -> bool:
 def parts(place: Place, reading: Reading) -> Parts:
     """Raises DataError."""
     if place.is_file:
-        return {"train": _part(place.path, reading)}
+        return _by_first_folder(_part(place.path, reading))
     found = _found(place)
     inside = {kind: path for path in found if (kind := kind_of_folder(path.parent.name)) and path.parent != place.path}
     if "train" in inside:
@@ -62,11 +60,7 @@ def _by_first_folder(whole: Part) -> Parts:
     if None in kinds or "train" not in kinds:
         return {"train": whole}
     notes = (*whole.notes, "its rows belong to train, validation or test by the folder that they name")
-    return {kind: replace(whole, rows=partial(_of_kind, whole, kind), notes=notes) for kind in sorted(map(str, kinds))}
-
-
-def _of_kind(whole: Part, kind: str) -> Iterator[Row]:
-    return (row for row in whole.rows() if _kind(row) == kind)
+    return {kind: whole.only(_kind, kind, notes) for kind in sorted(map(str, kinds))}
 
 
 def _kind(row: Row) -> str | None:

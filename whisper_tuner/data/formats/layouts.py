@@ -5,6 +5,7 @@ Parts may also lie beside a training set: dev.tsv and test.tsv beside train.tsv,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -20,8 +21,8 @@ from whisper_tuner.data.formats import (
     saved,
     subtitles,
 )
-from whisper_tuner.data.formats.place import KIND_OF, NAME_A_FILE, Place, kind_of_folder, read_bytes
-from whisper_tuner.data.formats.rows import AS_IT_IS, Part, Parts, Reading
+from whisper_tuner.data.formats.place import KIND_NAMES, KIND_OF, NAME_A_FILE, Place, kind_of_folder, read_bytes
+from whisper_tuner.data.formats.rows import AS_IT_IS, SPLIT_COLUMNS, BadRow, Cells, Part, Parts, Reading, Row
 from whisper_tuner.errors import DataError, MissingProgram
 
 
@@ -46,34 +47,76 @@ LAYOUTS: dict[str, Layout] = {
     "pairs": pairs,
 }
 BESIDE = ("subtitles", "pairs")
+SHOWN = 5  # words of a column that says the part of each row
 
 
 def parts_of(path: Path, reading: Reading = AS_IT_IS) -> Parts:
     """List the parts of a data set: a file, a folder, or one on the hub. Raises DataError where no layout fits."""
-    place = Place(path)
-    if reading.layout:
-        if reading.layout not in LAYOUTS:
-            what = f"there is no layout {reading.layout!r}{nearest(reading.layout, LAYOUTS)}"
-            raise DataError(what, remedy=f"Known: {', '.join(LAYOUTS)}.")
-        return LAYOUTS[reading.layout].parts(place, reading)
-    found = [name for name, layout in LAYOUTS.items() if layout.recognises(place)]
-    if not found:
+    place, name = Place(path), reading.layout
+    if name and name not in LAYOUTS:
+        what = f"there is no layout {name!r}{nearest(name, LAYOUTS)}"
+        raise DataError(what, remedy=f"Known: {', '.join(LAYOUTS)}.")
+    fits = [name] if name else [name for name, layout in LAYOUTS.items() if layout.recognises(place)]
+    if not fits:
         raise _unknown(place)
-    if found[0] in BESIDE and len(found) > 1:
+    if fits[0] in BESIDE and len(fits) > 1:
         raise DataError(
             f"{path} has recordings with subtitles and recordings with a text beside them",
-            remedy=f"Say which: layout = {found[0]} or {found[1]} in the dataset's section, --layout for an import.",
+            remedy=f"Say which: layout = {fits[0]} or {fits[1]} in the dataset's section, --layout for an import.",
         )
-    return LAYOUTS[found[0]].parts(place, reading)
+    found = LAYOUTS[fits[0]].parts(place, reading)
+    divided = (_divided(part, kind, is_alone=len(found) == 1) for kind, part in found.items())
+    return dict(one for parts in divided for one in parts.items())
 
 
 def part_of(path: Path, reading: Reading = AS_IT_IS, kind: str = "train") -> Part:
     """The one part that a path names; of a folder with several, the one of that kind. Raises DataError."""
     found = parts_of(path, reading)
-    if kind not in found and len(found) > 1:
-        what = f"{path} has no part for {kind}; it has {', '.join(found)}"
-        raise DataError(what, remedy="Name the file or the folder of one part.")
-    return found.get(kind) or found["train"]
+    if kind not in found and (len(found) > 1 or kind == "train"):
+        raise no_part(path, kind, found)
+    return found.get(kind) or next(iter(found.values()))
+
+
+def no_part(path: Path, kind: str, found: Parts) -> DataError:
+    what = f"{path} has no part for {kind}; it has {', '.join(found)}"
+    return DataError(what, remedy="Name the file or the folder of one part.")
+
+
+def kinds_inside(path: Path, reading: Reading = AS_IT_IS) -> list[str]:
+    """List the parts of a file whose rows say which one they belong to; none for any other."""
+    found = list(_uncut(path, reading)) if Place(path).is_file and path.suffix.lower() not in saved.SUFFIXES else []
+    return found if found != ["train"] else []
+
+
+def _divided(part: Part, kind: str, *, is_alone: bool) -> Parts:
+    """Divide a part by its column for that; one that is not alone is only rid of the rows of other parts.
+
+    Raises DataError where the column says nothing that is the name of a part.
+    """
+    if not (column := next((name for name in SPLIT_COLUMNS if name in part.columns), "")):
+        return {kind: part}
+
+    def word(cells: Cells) -> str:
+        return str(cells.get(column) or "").strip()
+
+    rows = Counter(word(row.cells) for row in part.rows() if not isinstance(row.cells, BadRow))
+    kinds = {told: kind_of_folder(told) for told in rows}
+    told = ", ".join(f"{count:,} {told or '(nothing)'}" for told, count in rows.most_common(SHOWN))
+    known = [name for name in KIND_NAMES if name in kinds.values()]
+    if column == "split" and len(rows) > 1 and not known:
+        what = f"{part.path}: its column split says {told}, and none of this is the name of a part"
+        raise DataError(what, remedy="Write train, validation or test there; rename it to train on all rows.")
+    if not known or (kind not in ("train", *known) and not is_alone):  # what to measure with is the user's choice
+        return {kind: part}
+    parts, notes = known if is_alone else [kind], part.notes
+    if len(rows) > 1:
+        left = "; other rows are not used" * ({*kinds.values()} != {*parts})
+        notes += (f"{part.path.name}: rows are for {' or '.join(parts)} by their column {column} ({told}){left}",)
+
+    def kind_of(row: Row) -> str | None:  # one that cannot be read is listed as left out of the first part
+        return parts[0] if isinstance(row.cells, BadRow) else kinds[word(row.cells)]
+
+    return {own: part.only(kind_of, own, notes) for own in parts}
 
 
 def _unknown(place: Place) -> DataError:
@@ -94,6 +137,8 @@ def with_siblings(train: Path, reading: Reading) -> dict[str, Path]:
 
     Of two that may be the same part, as dev-clean and dev-other, none is taken.
     """
+    if inside := kinds_inside(train, reading):
+        return {"train": train} | dict.fromkeys(inside, train)
     if Place(train).is_folder:  # those that have a path of their own
         own = {kind: part.path for kind, part in _uncut(train, reading).items() if part.path != train}
         if "train" in own:

@@ -73,6 +73,7 @@ def part(path: Path, reading: Reading) -> Part:
         reading=reading,
         facts={"encoding": encoding, "keys": ", ".join(names)},
         notes=tuple(notes),
+        columns=tuple(names),
     )
 
 

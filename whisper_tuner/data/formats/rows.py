@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import unicodedata
 from collections import Counter
@@ -24,13 +25,13 @@ AUDIO_COLUMNS = (
     *("wav", "wav_path", "wav_filename"),
 )
 TEXT_COLUMNS = ("text", "sentence", "transcription", "transcript")
-DURATION_COLUMNS = ("duration_s", "duration")
-OFFSET_COLUMNS = ("offset",)
 ID_COLUMNS = ("id",)
 LANGUAGE_COLUMNS = ("language",)
 SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
 TIMED_COLUMNS = ("timed_text",)
-USUAL_FOLDERS = ("clips", "wavs", "audio")  # where data sets keep audio that they name without its folder
+SPLIT_COLUMNS = ("split", "subset", "partition", "set")
+# Where data sets keep audio that they name without its folder.
+USUAL_FOLDERS = ("clips", "wavs", "audio", "audios", "wav", "recordings")
 
 Cells = Mapping[str, object]
 """By lower-case column name. An audio cell may be a dict of `bytes` and `path`, as the datasets library has it."""
@@ -161,11 +162,32 @@ class _Listing:
 
 
 class Row(NamedTuple):
-    """`line` is where it begins, in `file` if its data set has several."""
+    """`line` is where it begins, in `file` if its data set has several. usual_id: "" if it is the audio's name."""
 
     line: int
     cells: Cells | BadRow
     file: str = ""
+    usual_id: str = ""
+
+
+class ClipIds:
+    """Gives each row an id that no earlier one has: an id column may also name the sentence, or the speaker.
+
+    renamed: lines of the rows that are called by their audio, because an earlier one has their id.
+    """
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+        self.renamed: list[int] = []
+
+    def of(self, row: Row, cells: Cells, audio: str) -> str:
+        """Return an id for a row; audio: the name of its file. Raises BadRow."""
+        told, usual = cell(cells, ID_COLUMNS), row.usual_id or str(expanded(audio))
+        self.renamed += [row.line] if told in self._given else []
+        names = itertools.chain([told or usual, usual], (f"{usual}-{number}" for number in itertools.count(2)))
+        given = next(name for name in names if name not in self._given)
+        self._given.add(given)
+        return given
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,6 +238,11 @@ class Part:
     cut: str = ""
     language: str = ""
     bounds: Bounds | None = None
+    columns: tuple[str, ...] = ()
+
+    def only(self, kind_of: Callable[[Row], str | None], kind: str, notes: tuple[str, ...]) -> Part:
+        """Return a part of the rows of one kind."""
+        return dataclasses.replace(self, rows=lambda: (r for r in self.rows() if kind_of(r) == kind), notes=notes)
 
 
 Parts = dict[str, Part]

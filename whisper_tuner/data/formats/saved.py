@@ -121,6 +121,7 @@ def _part(library: Any, path: Path, split: str, rows: Opened, reading: Reading, 
         facts=facts,
         notes=tuple(notes),
         cut=WHY_CUT,
+        columns=tuple(names),
     )
 
 

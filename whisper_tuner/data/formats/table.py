@@ -75,6 +75,7 @@ def part_of(path: Path, text: str, encoding: str, notes: Sequence[str], reading:
         reading=reading,
         facts=facts,
         notes=tuple(notes),
+        columns=tuple(columns),
     )
 
 

@@ -162,7 +162,6 @@ DEFECTS: dict[str, tuple[str, Callable[[Copy], None]]] = {  # what is planted ->
     "31 s": ("too long", _changed(lambda mono: np.resize(mono, 31 * 16_000))),
     "460 tokens": ("too many tokens", _say("supercalifragilistic " * 120)),
     "another duration": ("wrong duration", _with("duration_s", "9.5")),
-    "the id of another row": ("duplicate id", _with("id", "train-003")),
     "zeros": ("silent", _changed(np.zeros_like)),
     "a whisper": ("very quiet", _changed(lambda mono: 0.01 * mono)),
     "too much gain": ("clipped", _changed(lambda mono: np.clip(6 * mono, -1, 1))),

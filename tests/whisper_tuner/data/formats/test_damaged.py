@@ -164,7 +164,6 @@ LEFT_OUT: dict[str, tuple[str | bytes, str, dict[int, str]]] = {
         "l.jsonl",
         {1: "text is not text"},
     ),
-    "the same audio twice": ("audio,text\na.wav,x\na.wav,y\n", "l.csv", {3: "already used on line 2"}),
     "a folder for audio": ("audio,text\n.,x\nb.wav,y\n", "l.csv", {2: "."}),
     "a duration that is no number": ("audio,text,duration\na.wav,x,soon\nb.wav,y,1\n", "l.csv", {2: "not a number"}),
     "a duration below zero": ("audio,text,duration\na.wav,x,-1\nb.wav,y,1\n", "l.csv", {2: "lasts -1 s"}),

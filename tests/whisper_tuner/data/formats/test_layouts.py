@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from whisper_tuner.data.checks import gather
 from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.data.formats.layouts import LAYOUTS, doubtful, parts_of, with_siblings
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
@@ -310,7 +311,9 @@ def test_audiofolder(tmp_path, clip, suffix):
 def test_audiofolder_with_one_list_for_all_parts(tmp_path, clip):
     for name in ("train/a.wav", "test/b.wav"):
         clip(tmp_path / name)
-    write(tmp_path / "metadata.csv", "file_name,transcription\ntrain/a.wav,one\ntest/b.wav,two\n")
+    path = write(tmp_path / "metadata.csv", "file_name,transcription\ntrain/a.wav,one\ntest/b.wav,two\n")
+    assert with_siblings(tmp_path, AS_IT_IS) == with_siblings(path, AS_IT_IS) == {"train": path, "test": path}
+    assert texts(path) == {"a.wav": "one"} and texts(path, kind="test") == {"b.wav": "two"}
     assert texts(tmp_path) == {"a.wav": "one"} and texts(tmp_path, kind="test") == {"b.wav": "two"}
 
 
@@ -498,6 +501,139 @@ def test_nemo_manifests(tmp_path, clip):
         load_manifest(path)
     write(path, json.dumps(rows[0]))
     assert texts(path) == {"whole.wav": "whole"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "first", "second"),
+    [
+        ("start,end", "0.5,3", "3.5,7"),
+        ("start_time,end_time", "0:00.5,0:03", "00:00:03.500,00:00:07.000"),
+        ("begin_ms,stop_ms", "500,3000", "3500,7000"),
+        ("Segment_Start,Segment_End", '"0,5","3,0"', '"3,5 s","7 s"'),
+        ("offset,duration_ms", "0.5,2500", "3.5,3500"),
+        ("start,end,duration", "0.5,3,10", "3.5,7,10"),  # of the whole recording
+    ],
+)
+def test_parts_of_a_recording_are_cut_by_any_columns_of_their_times(tmp_path, clip, columns, first, second):
+    clip(tmp_path / "talk.wav", seconds=10)
+    path = write(tmp_path / "list.csv", f"audio,{columns},text\ntalk.wav,{first},one\ntalk.wav,{second},two\n")
+    [train] = import_source(path, tmp_path / "out")
+    assert [(s.id, s.text, s.duration_s) for s in train.samples] == [
+        ("talk.wav-00000500", "one", 2.5),
+        ("talk.wav-00003500", "two", 3.5),
+    ]
+    whole, _ = soundfile.read(tmp_path / "talk.wav", dtype="float32")
+    cut, rate = soundfile.read(train.samples[1].audio, dtype="float32")
+    assert np.abs(cut - whole[int(3.5 * rate) : 7 * rate]).max() < 1e-4
+    with pytest.raises(DataError, match="parts of longer recordings"):
+        load_manifest(path)
+
+
+def test_times_that_a_file_cannot_be_cut_by(tmp_path, clip):
+    """Clips that were cut before keep the times that they had in their recording. All else is said."""
+    for name, seconds in (("a.wav", 2.0), ("b.wav", 3.0), ("c.wav", 10)):
+        clip(tmp_path / name, seconds=seconds)
+    good = ["a.wav,610.2,612.3,one", "b.wav,0,2.8,two"]
+    assert texts(write(tmp_path / "cut.csv", "\n".join(["audio,start,end,text", *good]))) == {
+        "a.wav": "one",
+        "b.wav": "two",
+    }
+    bad = {
+        "c.wav,3500,7000,in ms": "c.wav lasts 3500.0 s, more than 30 s",
+        "c.wav,8,12,past its end": "its clip ends at 12.00 s, but c.wav ends at 10.00 s",
+        "c.wav,7,3,the other way round": "a clip that begins at 7 s and lasts -4 s",
+        "c.wav,7,,no end": "its row says where its clip begins, but neither its end nor its duration",
+        "c.wav,,7,no start": "its row says where it ends, but not where it begins",
+        "c.wav,2026-11-28 10:15,,a day": "start '2026-11-28 10:15' is not a number of seconds",
+    }
+    path = write(tmp_path / "list.csv", "\n".join(["audio,start,end,text", *good, *bad]))
+    [train] = import_source(path, tmp_path / "out")
+    assert [sample.text for sample in train.samples] == ["one", "two"]
+    assert [problem.what for problem in train.problems] == list(bad.values())
+    path = write(tmp_path / "two.csv", "audio,start,begin_ms,end,text\nc.wav,1,1040,3,one\nc.wav,1,3500,7,two\n")
+    [train] = import_source(path, tmp_path / "out2")
+    assert [sample.text for sample in train.samples] == ["one"]
+    assert "two columns differ (start = 1 s, begin_ms = 3.5 s)" in train.problems[0].what
+
+
+def test_spontaneous_speech_of_common_voice(tmp_path, clip):
+    """As its README describes it; a transcription that nobody has checked is in no part."""
+    lines = [
+        "client_id audio_id audio_file duration_ms prompt_id prompt transcription language split".replace(" ", "\t")
+    ]
+    for number, part in enumerate(("train", "dev", "test", "unassigned", "unassigned"), 1):
+        name = f"spontaneous-speech-en-{number}.mp3"
+        (tmp_path / "audios").mkdir(exist_ok=True)
+        soundfile.write(tmp_path / "audios" / name, np.random.default_rng(number).normal(0, 0.1, 16_000), 16_000)
+        lines.append(f"c\t{number}\t{name}\t1000\t7\tWhat now?\ttext {number}\tEnglish\t{part}")
+    write(tmp_path / "ss-corpus-en.tsv", "\n".join(lines) + "\n")
+    reported = "client_id\taudio_id\taudio_file\tduration_ms\tprompt_id\tprompt\treason\tcomment\tlanguage\n"
+    write(tmp_path / "ss-reported-audios-en.tsv", reported + "c\t9\tx.mp3\t1000\t7\tWhat now?\tother\t\tEnglish\n")
+    write(tmp_path / "ss-corpus-en.qa-summary.json", "{}")
+    found = import_source(tmp_path, tmp_path.parent / "out")
+    assert {one.kind: [(s.text, s.speaker, s.language) for s in one.samples] for one in found} == {
+        "train": [("text 1", "c", "en")],
+        "validation": [("text 2", "c", "en")],
+        "test": [("text 3", "c", "en")],
+    }
+    [note, _] = found[0].notes
+    assert note == (
+        "ss-corpus-en.tsv: rows are for train or validation or test by their column split "
+        "(2 unassigned, 1 train, 1 dev, 1 test); other rows are not used"
+    )
+
+
+@pytest.mark.parametrize("column", ["split", "Subset", "partition", "set"])
+@pytest.mark.parametrize("name", ["list.csv", "list.jsonl"])
+def test_a_column_says_the_part_of_each_row(tmp_path, clip, name, column):
+    """Wherever a list is named: as a source, in config.ini, to be checked or evaluated."""
+    words = ("train", "Training", "train-clean-100", "dev", "val", "valid", "testing", "eval", "held out", "")
+    rows = [{"audio": f"{number}.wav", "text": word or "none", column: word} for number, word in enumerate(words)]
+    for row in rows:
+        clip(tmp_path / row["audio"])
+    table = [f"audio,text,{column}", *(",".join(row.values()) for row in rows)]
+    lines = table if name == "list.csv" else map(json.dumps, rows)
+    path = write(tmp_path / name, "\n".join(lines))
+    divided = {"train": {*words[:3]}, "validation": {*words[3:6]}, "test": {*words[6:8]}}
+    found = import_source(path, tmp_path / "out")
+    assert {one.kind: {sample.text for sample in one.samples} for one in found} == divided
+    assert with_siblings(path, AS_IT_IS) == gather.parts_of([path]) == dict.fromkeys(divided, path)
+    assert {kind: {*texts(path, kind=kind).values()} for kind in divided} == divided
+
+
+def test_rows_of_another_part_are_not_trained_whatever_their_file_is_called(tmp_path, clip):
+    for name in "abcde":
+        clip(tmp_path / f"{name}.wav")
+    write(tmp_path / "train.csv", "audio,text,split\na.wav,one,train\nb.wav,two,test\nc.wav,three\n,,,,\n")
+    write(tmp_path / "dev.csv", "audio,text,split\nd.wav,four,test\n")
+    found = import_source(tmp_path, tmp_path.parent / "other")
+    assert [[sample.text for sample in one.samples] for one in found] == [["one"], ["four"]]
+    assert [problem.kind for problem in found[0].problems] == ["wrong columns"]  # a row that cannot be read is not lost
+    for column, words, error in (
+        ("split", "test test", "has no part for train; it has test"),
+        ("set", "test dev", "has no part for train; it has validation, test"),
+        ("split", "treino teste", r"its column split says 1 treino, 1 teste, and none of this is the name of a part"),
+        ("split", "unassigned unassigned", None),
+        ("subset", "clean other", None),
+    ):
+        rows = (f"{name}.wav,{name},{word}" for name, word in zip("ab", words.split(), strict=True))
+        path = write(tmp_path / "list.csv", "\n".join([f"audio,text,{column}", *rows]))
+        if error:
+            for read in (load_manifest, lambda path: import_source(path, tmp_path / "no")):
+                with pytest.raises(DataError, match=error):
+                    read(path)
+        else:
+            assert texts(path) == {"a.wav": "a", "b.wav": "b"}
+    write(path, "audio,text,split\na.wav,one,validation\n")
+    assert texts(path, kind="test") == {"a.wav": "one"}  # the user has named it to measure with
+
+
+def test_left_out_rows_of_every_part_of_one_list_are_listed(tmp_path, clip):
+    clip(tmp_path / "a.wav")
+    rows = ["a.wav,one,train", "gone.wav,two,train", "gone too.wav,three,test"]
+    path = write(tmp_path / "list.csv", "\n".join(["audio,text,split", *rows]))
+    import_source(path, tmp_path / "out")
+    assert (tmp_path / "out" / "left-out.csv").read_text().count("missing audio") == 2
 
 
 def test_what_only_ffmpeg_reads_is_cut_too(tmp_path, clip, need_program):

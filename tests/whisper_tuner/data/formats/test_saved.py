@@ -155,6 +155,27 @@ def test_metadata_of_an_audiofolder_as_parquet(tmp_path):
         assert found["train"].samples[0].audio == tmp_path / "set" / part / "0.wav"
 
 
+@needs_datasets
+def test_parts_and_times_in_its_columns(tmp_path):
+    """Clips keep the times of their recording. A recording with the times of a part is not taken for the clip."""
+    import datasets
+
+    times = [(7.5, 8.5, "train"), (610.0, 611.0, "dev"), (0.1, 0.3, "train"), (3.0, 4.0, "test")]
+    rows = [
+        {"audio": {"bytes": sound("WAV", at), "path": None}, "text": f"{at}", "start": start, "end": end, "split": part}
+        for at, (start, end, part) in enumerate(times)
+    ]
+    datasets.Dataset.from_list(rows).cast_column("audio", datasets.Audio()).to_parquet(tmp_path / "a.parquet")
+    assert imported(tmp_path / "a.parquet", tmp_path / "out") == {
+        "train": [("0", "", 1.0)],
+        "validation": [("1", "", 1.0)],
+        "test": [("3", "", 1.0)],
+    }
+    again = import_source(tmp_path / "a.parquet", tmp_path / "out")
+    assert [(one.written, one.kept, len(one.problems)) for one in again] == [(0, 1, 1), (0, 1, 0), (0, 1, 0)]
+    assert again[0].problems[0].what == "its audio lasts 1.00 s, but its row names a part of 0.2 s"
+
+
 @pytest.mark.parametrize("source", ["a.parquet", "owner/name"])
 def test_without_the_library_its_extra_is_named(tmp_path, monkeypatch, source):
     monkeypatch.chdir(tmp_path)
