@@ -29,7 +29,7 @@ from whisper_tuner.data.checks.material import Heard
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.features import log_mel, pad_log_mel
-from whisper_tuner.data.labels import is_multilingual
+from whisper_tuner.data.labels import added_words, is_multilingual
 from whisper_tuner.errors import TunerError
 from whisper_tuner.eval.decoder import Decoder
 from whisper_tuner.eval.predictions import REPETITION, Prediction
@@ -208,13 +208,15 @@ def transcribe(
     arguments, written = generation_settings(whisper, language, task)
     # Half the context, as in OpenAI's decoding: a model that does not know the language repeats itself to the end.
     arguments |= {"num_beams": 1, "max_new_tokens": whisper.config.max_target_positions // 2}
-    no_speech = no_speech_token(whisper, processor)
+    no_speech, words = no_speech_token(whisper, processor), [*added_words(processor.tokenizer).values()]
     batches = _batches(_windows(audio, processor, features, problems, audio_context), batch_size)
     with evaluating(model), torch.inference_mode(), ThreadPoolExecutor(1, "log-mels") as reader:
         coming = reader.submit(next, batches, None)
         while batch := coming.result():
             coming = reader.submit(next, batches, None)
-            found = _heard(whisper, processor, [window.mel for window in batch], arguments, temperatures, no_speech)
+            found = _heard(
+                whisper, processor, [window.mel for window in batch], arguments, temperatures, no_speech, words
+            )
             for window, transcript in zip(batch, found, strict=True):
                 heard[window.clip][window.piece] = transcript
             progress(sum(map(bool, heard)), len(audio))
@@ -280,11 +282,15 @@ def _heard(
     arguments: dict[str, Any],
     temperatures: Sequence[float],
     no_speech: int | None,
+    words: Sequence[int],
 ) -> list[Transcript]:
-    """Transcribe log-mels of one length; a text that is in doubt is decoded again, as OpenAI does it."""
+    """Transcribe log-mels of one length; a text that is in doubt is decoded again, as OpenAI does it.
+
+    words: see Decoder. transformers takes them for timestamps where it is asked for those.
+    """
     inputs, frames, full = model_inputs(whisper, mels), mels[0].shape[1], full_frames(whisper)
     states = None  # [B, frames / 2, d_model]
-    if frames < full or not getattr(whisper.generation_config, "return_timestamps", False):
+    if frames < full or words or not getattr(whisper.generation_config, "return_timestamps", False):
         # Encoded here, because `generate` encodes twice if it has to detect the language, and nothing that is cropped.
         # On a CPU one clip of 30 s at a time: 16 take a quarter longer each, since nothing stays in the CPU's caches.
         at_once = full // frames if whisper.device.type == "cpu" else len(mels)
@@ -294,7 +300,7 @@ def _heard(
     again = list(range(len(mels)))  # rows
     for temperature in temperatures:
         seeds = [zlib.crc32(mels[row].data) for row in again] if temperature else ()
-        decoder = Decoder(temperature, seeds, no_speech)
+        decoder = Decoder(temperature, seeds, no_speech, words)
         given: dict[str, Any] = {name: value[again] for name, value in inputs.items()}
         if states is not None:
             given |= {"encoder_outputs": BaseModelOutput(states[again]), "return_timestamps": False}

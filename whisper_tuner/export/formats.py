@@ -10,10 +10,12 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 from safetensors import SafetensorError
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from exogym.config import nearest
+from whisper_tuner.data.labels import NO_TIMESTAMPS, TIMESTAMPS, added_words, is_multilingual, token_id
 from whisper_tuner.errors import ConfigError, MissingProgram, ModelError, RunError
 from whisper_tuner.files import atomic_folder
 
@@ -27,8 +29,10 @@ FILES = (  # each has a FORMAT
 )
 CARD = "README.md"
 WHOLE = ("float32", "float16")  # precisions at which a runtime must write what transformers writes
-# Sizes of OpenAI's vocabularies: English-only; multilingual with 99 languages; and with 100, as large-v3.
+# Sizes of OpenAI's vocabularies: English-only; multilingual with 99 languages; and with 100, as large-v3. Runtimes
+# work the ids of special tokens out from the size.
 VOCABULARIES = range(51_864, 51_867)
+MULTILINGUAL = 51_865  # and more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +60,8 @@ class Format:
     use: lines that show how the runtime transcribes a file, indented; `languages`: what is said there to a multilingual
     model.
     writing, quantizing, running: Python modules that it needs for that; `extra` of pyproject.toml installs them.
-    knows_all_tokens: whether it takes other vocabularies than OpenAI's.
+    knows_all_tokens: whether it takes other vocabularies than OpenAI's. knows_added_words: whether it writes words that
+    were added to one. has_output_layer: whether that may be another than the token embedding.
     """
 
     name: str
@@ -71,6 +76,8 @@ class Format:
     quantizing: tuple[str, ...] = ()
     running: tuple[str, ...] = ()
     knows_all_tokens: bool = False
+    knows_added_words: bool = False
+    has_output_layer: bool = False
 
     def write(self, merged: Merged, folder: Path, precision: str, card: str = "") -> None:
         """Make the folder, whole or not at all. card: its README.md.
@@ -90,15 +97,31 @@ class Format:
             raise RunError(f"{folder}: the export cannot be written: {reason}", remedy=remedy) from error
 
     def check(self, merged: Merged) -> None:
-        """Refuse a model whose tokens are not those that the runtime has built in. Raises ModelError."""
-        size, runtime = merged.model.config.vocab_size, self.runtime
-        if self.knows_all_tokens or size in VOCABULARIES:
-            return
-        known = f"{VOCABULARIES[0]:,} to {VOCABULARIES[-1]:,}"
-        what = (
-            f"{runtime} cannot use a model with {size:,} tokens: it has the tokens of OpenAI's models built in, {known}"
-        )
-        raise ModelError(what, remedy="Export to transformers or faster-whisper, or fine-tune one of OpenAI's models.")
+        """Refuse a model that the runtime would make other text of. Raises ModelError."""
+        model, runtime, size = merged.model, self.runtime, merged.model.config.vocab_size
+        if not (self.knows_all_tokens or size in VOCABULARIES):
+            known = f"{VOCABULARIES[0]:,} to {VOCABULARIES[-1]:,}"
+            what = f"{runtime} cannot use a model with {size:,} tokens: it has the tokens of OpenAI's models built in, "
+            remedy = "Export to transformers or faster-whisper, or fine-tune one of OpenAI's models."
+            raise ModelError(what + known, remedy=remedy)
+        if not self.knows_added_words and (reason := self._mistaken(merged)):
+            raise ModelError(f"{runtime} cannot use this model: {reason}", remedy="Export to transformers or onnx.")
+        if not (self.has_output_layer or torch.equal(model.proj_out.weight, model.model.decoder.embed_tokens.weight)):
+            what = f"{runtime} cannot use this model: its output layer is not its token embedding"
+            raise ModelError(what, remedy="Export to transformers, faster-whisper or onnx.")
+
+    def _mistaken(self, merged: Merged) -> str:
+        """Say which tokens the runtime would take for others, '' if none."""
+        size, tokenizer = merged.model.config.vocab_size, merged.processor.tokenizer
+        if words := added_words(tokenizer):
+            return f"words were added to its vocabulary, such as {next(iter(words))!r}"
+        if is_multilingual(merged.model) != (size >= MULTILINGUAL):
+            kind = "a multilingual one" if size >= MULTILINGUAL else "an English-only one"
+            return f"it would be taken for {kind}, since it has {size:,} tokens"
+        found, taken = token_id(tokenizer, NO_TIMESTAMPS), size - TIMESTAMPS - 1
+        if self.knows_all_tokens or found == taken:
+            return ""
+        return f"of {size:,} tokens it takes {taken} for {NO_TIMESTAMPS}, which is {found}"
 
     def usage(self, folder: str, speech: Speech, precision: str, *, is_multilingual: bool) -> str:
         """Return the lines that show how the runtime transcribes a file with this folder."""
