@@ -10,7 +10,7 @@ from pathlib import Path
 from exogym.config import nearest
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError, ModelError
-from whisper_tuner.files import download_remedy, expanded, is_below, is_evicted
+from whisper_tuner.files import download_remedy, expanded, is_below, is_evicted, is_file
 from whisper_tuner.text import parse_json
 
 ADAPTER_CONFIG = "adapter_config.json"  # of a LoRA adapter
@@ -170,7 +170,7 @@ def check_files(folder: Path) -> None:
         if not found & set(names):
             raise ModelError(f"{folder} has no {names[0]}", remedy=_where_to_find(names, folder))
     for path in _weight_files(folder):
-        if not path.is_file():
+        if not is_file(path):
             raise ModelError(f"{path}: there is no such file, though an index names it", remedy=COPY_AGAIN)
 
 

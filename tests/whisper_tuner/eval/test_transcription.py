@@ -82,7 +82,7 @@ def test_cuts_fall_into_pauses_and_leave_nothing_out():
 def test_without_timestamps_each_window_is_a_segment(multilingual, tmp_path, audio_file):
     model, processor = multilingual
     path = audio_file(tmp_path / "x.wav", seconds=12)
-    assert not writes_timestamps(model)
+    assert not writes_timestamps(model, processor)
     done = []
     recording = transcribe_recording(model, processor, path, language="fr", progress=done.append)
     waveform = soundfile.read(path, dtype="float32")[0]
@@ -99,7 +99,7 @@ def test_without_timestamps_each_window_is_a_segment(multilingual, tmp_path, aud
 def test_with_timestamps_times_are_sound_and_the_same_each_time(timed_folder, tmp_path, audio_file):
     """A random model writes nonsense at nonsensical times; what comes out must be usable all the same."""
     model, processor = load_base(timed_folder)
-    assert writes_timestamps(model)
+    assert writes_timestamps(model, processor)
     path = audio_file(tmp_path / "x.wav", seconds=8)
     model.train()
     recording = transcribe_recording(model, processor, path, language="fr")
