@@ -17,8 +17,7 @@ MADE_BY = "multimac hosts setup"  # the prompt of the environments that it makes
 PACKAGES = {"distributed": "distributed", "whisper_tuner": "whisper_tuner", "exogym": "gym/exogym"}
 # Here a sync removes what an earlier one has sent and this one does not: all code, also what version 0.1 sent of it.
 PRUNED = (*PACKAGES.values(), "multimac", "cli_typer.py", "wizard.py", "pyproject.toml")
-
-TRAINERS = re.compile(r"checkpoint-\d+|optimizer\.(pt|bin)|scheduler\.pt|scaler\.pt|rng_state.*\.pth|training_args\.bin")
+TRAINERS = re.compile(r"checkpoint-\d+|(optimizer|scheduler|scaler)\.(pt|bin)|rng_state.*\.pth|training_args\.bin")
 
 
 @dataclass(frozen=True, kw_only=True)

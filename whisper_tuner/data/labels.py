@@ -256,10 +256,10 @@ def is_multilingual(model: WhisperForConditionalGeneration) -> bool:
     return _is_multilingual(stated, model.config.decoder_start_token_id)
 
 
-def folder_is_multilingual(folder: str | Path) -> bool:
+def folder_is_multilingual(base_model: str | Path) -> bool:
     """Tell the same of a model that is not loaded. Raises ModelError."""
-    stated = settings_of(folder, "generation_config.json").get("is_multilingual")
-    return _is_multilingual(stated, settings_of(folder, "config.json").get("decoder_start_token_id"))
+    stated = settings_of(base_model, "generation_config.json").get("is_multilingual")
+    return _is_multilingual(stated, settings_of(base_model, "config.json").get("decoder_start_token_id"))
 
 
 def _is_multilingual(stated: object, start: object) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -208,15 +209,14 @@ def transcribe(
     arguments, written = generation_settings(whisper, language, task)
     # Half the context, as in OpenAI's decoding: a model that does not know the language repeats itself to the end.
     arguments |= {"num_beams": 1, "max_new_tokens": whisper.config.max_target_positions // 2}
-    no_speech, words = no_speech_token(whisper, processor), [*added_words(processor.tokenizer).values()]
+    words = [*added_words(processor.tokenizer).values()]
+    decoder = partial(Decoder, no_speech=no_speech_token(whisper, processor), words=words)
     batches = _batches(_windows(audio, processor, features, problems, audio_context), batch_size)
     with evaluating(model), torch.inference_mode(), ThreadPoolExecutor(1, "log-mels") as reader:
         coming = reader.submit(next, batches, None)
         while batch := coming.result():
             coming = reader.submit(next, batches, None)
-            found = _heard(
-                whisper, processor, [window.mel for window in batch], arguments, temperatures, no_speech, words
-            )
+            found = _heard(whisper, processor, [window.mel for window in batch], arguments, temperatures, decoder)
             for window, transcript in zip(batch, found, strict=True):
                 heard[window.clip][window.piece] = transcript
             progress(sum(map(bool, heard)), len(audio))
@@ -281,16 +281,12 @@ def _heard(
     mels: Sequence[np.ndarray],
     arguments: dict[str, Any],
     temperatures: Sequence[float],
-    no_speech: int | None,
-    words: Sequence[int],
+    decoder_of: Callable[..., Decoder],
 ) -> list[Transcript]:
-    """Transcribe log-mels of one length; a text that is in doubt is decoded again, as OpenAI does it.
-
-    words: see Decoder. transformers takes them for timestamps where it is asked for those.
-    """
+    """Transcribe log-mels of one length; a text that is in doubt is decoded again, as OpenAI does it."""
     inputs, frames, full = model_inputs(whisper, mels), mels[0].shape[1], full_frames(whisper)
     states = None  # [B, frames / 2, d_model]
-    if frames < full or words or not getattr(whisper.generation_config, "return_timestamps", False):
+    if frames < full or not getattr(whisper.generation_config, "return_timestamps", False):
         # Encoded here, because `generate` encodes twice if it has to detect the language, and nothing that is cropped.
         # On a CPU one clip of 30 s at a time: 16 take a quarter longer each, since nothing stays in the CPU's caches.
         at_once = full // frames if whisper.device.type == "cpu" else len(mels)
@@ -300,7 +296,7 @@ def _heard(
     again = list(range(len(mels)))  # rows
     for temperature in temperatures:
         seeds = [zlib.crc32(mels[row].data) for row in again] if temperature else ()
-        decoder = Decoder(temperature, seeds, no_speech, words)
+        decoder = decoder_of(temperature, seeds)
         given: dict[str, Any] = {name: value[again] for name, value in inputs.items()}
         if states is not None:
             given |= {"encoder_outputs": BaseModelOutput(states[again]), "return_timestamps": False}

@@ -115,10 +115,7 @@ def transcribe_recording(
 
 
 def writes_timestamps(whisper: WhisperForConditionalGeneration, processor: WhisperProcessor) -> bool:
-    """Tell if the vocabulary has a timestamp for each position of the encoder, and no words that were added behind.
-
-    Those transformers would take for timestamps.
-    """
+    """Tell if the vocabulary has a timestamp for each position, and no added words: those would be taken for some."""
     last = getattr(whisper.generation_config, "no_timestamps_token_id", None)
     has_all = last is not None and whisper.config.vocab_size - (last + 1) > whisper.config.max_source_positions
     return has_all and not added_words(processor.tokenizer)

@@ -16,13 +16,7 @@ from pathlib import Path
 from peft import PeftModel
 from safetensors import SafetensorError
 from torch import nn
-from transformers import (
-    GenerationConfig,
-    WhisperFeatureExtractor,
-    WhisperForConditionalGeneration,
-    WhisperProcessor,
-    WhisperTokenizer,
-)
+from transformers import GenerationConfig, WhisperForConditionalGeneration, WhisperProcessor, WhisperTokenizer
 
 from whisper_tuner.errors import ModelError, RunError
 from whisper_tuner.files import atomic_folder, expanded, write_atomically
@@ -90,8 +84,9 @@ def _processor_of(adapter: Path, base: WhisperProcessor | None) -> WhisperProces
     if has_extractor and has_tokenizer:
         return WhisperProcessor.from_pretrained(adapter)
     base = base or WhisperProcessor.from_pretrained(base_of(adapter))
-    extractor = WhisperFeatureExtractor.from_pretrained(adapter) if has_extractor else base.feature_extractor
-    return WhisperProcessor(extractor, WhisperTokenizer.from_pretrained(adapter) if has_tokenizer else base.tokenizer)
+    extractor, tokenizer = base.feature_extractor, base.tokenizer
+    extractor = extractor.from_pretrained(adapter) if has_extractor else extractor
+    return WhisperProcessor(extractor, tokenizer.from_pretrained(adapter) if has_tokenizer else tokenizer)
 
 
 def save_processor(processor: WhisperProcessor, part: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from transformers import WhisperForConditionalGeneration, WhisperProcessor
+from transformers import WhisperForConditionalGeneration, WhisperProcessor, WhisperTokenizer
 
 from exogym.config import nearest
 from whisper_tuner.data.labels import NO_TIMESTAMPS, TIMESTAMPS, added_words, is_multilingual, token_id
@@ -60,8 +60,8 @@ class Format:
     use: lines that show how the runtime transcribes a file, indented; `languages`: what is said there to a multilingual
     model.
     writing, quantizing, running: Python modules that it needs for that; `extra` of pyproject.toml installs them.
-    knows_all_tokens: whether it takes other vocabularies than OpenAI's. knows_added_words: whether it writes words that
-    were added to one. has_output_layer: whether that may be another than the token embedding.
+    knows_all_tokens: whether it takes other vocabularies than OpenAI's. has_output_layer: whether that may be another
+    than the token embedding. takes_any_model: whether it does both, and writes words that were added to a vocabulary.
     """
 
     name: str
@@ -76,8 +76,8 @@ class Format:
     quantizing: tuple[str, ...] = ()
     running: tuple[str, ...] = ()
     knows_all_tokens: bool = False
-    knows_added_words: bool = False
     has_output_layer: bool = False
+    takes_any_model: bool = False
 
     def write(self, merged: Merged, folder: Path, precision: str, card: str = "") -> None:
         """Make the folder, whole or not at all. card: its README.md.
@@ -98,24 +98,23 @@ class Format:
 
     def check(self, merged: Merged) -> None:
         """Refuse a model that the runtime would make other text of. Raises ModelError."""
-        model, runtime, size = merged.model, self.runtime, merged.model.config.vocab_size
+        size, runtime = merged.model.config.vocab_size, self.runtime
         if not (self.knows_all_tokens or size in VOCABULARIES):
             known = f"{VOCABULARIES[0]:,} to {VOCABULARIES[-1]:,}"
             what = f"{runtime} cannot use a model with {size:,} tokens: it has the tokens of OpenAI's models built in, "
             remedy = "Export to transformers or faster-whisper, or fine-tune one of OpenAI's models."
             raise ModelError(what + known, remedy=remedy)
-        if not self.knows_added_words and (reason := self._mistaken(merged)):
+        if not self.takes_any_model and (reason := self._mistaken(merged.model, merged.processor.tokenizer)):
             raise ModelError(f"{runtime} cannot use this model: {reason}", remedy="Export to transformers or onnx.")
-        if not (self.has_output_layer or torch.equal(model.proj_out.weight, model.model.decoder.embed_tokens.weight)):
-            what = f"{runtime} cannot use this model: its output layer is not its token embedding"
-            raise ModelError(what, remedy="Export to transformers, faster-whisper or onnx.")
 
-    def _mistaken(self, merged: Merged) -> str:
-        """Say which tokens the runtime would take for others, '' if none."""
-        size, tokenizer = merged.model.config.vocab_size, merged.processor.tokenizer
+    def _mistaken(self, model: WhisperForConditionalGeneration, tokenizer: WhisperTokenizer) -> str:
+        """Say what of a model the runtime would take for something else, '' if nothing."""
+        if not (self.has_output_layer or torch.equal(model.proj_out.weight, model.model.decoder.embed_tokens.weight)):
+            return "its output layer is not its token embedding"
         if words := added_words(tokenizer):
             return f"words were added to its vocabulary, such as {next(iter(words))!r}"
-        if is_multilingual(merged.model) != (size >= MULTILINGUAL):
+        size = model.config.vocab_size
+        if is_multilingual(model) != (size >= MULTILINGUAL):
             kind = "a multilingual one" if size >= MULTILINGUAL else "an English-only one"
             return f"it would be taken for {kind}, since it has {size:,} tokens"
         found, taken = token_id(tokenizer, NO_TIMESTAMPS), size - TIMESTAMPS - 1

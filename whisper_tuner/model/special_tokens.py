@@ -9,7 +9,7 @@ from typing import Any
 from transformers import WhisperForConditionalGeneration, WhisperTokenizer
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
-from whisper_tuner.data.labels import NO_TIMESTAMPS, PREVIOUS, TIMESTAMPS, is_multilingual, token_id
+from whisper_tuner.data.labels import NO_TIMESTAMPS, PREVIOUS, TIMESTAMPS, added_words, is_multilingual, token_id
 from whisper_tuner.errors import ModelError
 
 START = "<|startoftranscript|>"
@@ -25,9 +25,11 @@ def settle_generation(name: str | Path, model: WhisperForConditionalGeneration, 
     settings: Any = model.generation_config
     settings._from_model_config = settings.forced_decoder_ids = model.config.forced_decoder_ids = None  # those raise
     vocabulary, size = tokenizer.get_vocab(), model.config.vocab_size
-    if token_id(tokenizer, START) != model.config.decoder_start_token_id:
-        ids = f"{model.config.decoder_start_token_id} of the model, but {vocabulary[START]} of its tokenizer"
-        raise ModelError(f"{name}: {START} is token {ids}", remedy=OWN)
+    if lacking := {START, NO_TIMESTAMPS} - vocabulary.keys():
+        raise ModelError(f"{name}: its tokenizer has no token {max(lacking)}", remedy=OWN)
+    if vocabulary[START] != (start := model.config.decoder_start_token_id):
+        what = f"{START} is token {start} of the model, but {vocabulary[START]} of its tokenizer"
+        raise ModelError(f"{name}: {what}", remedy=OWN)
     sizes = f"{name}: the model has {size:,} tokens, its tokenizer {len(tokenizer):,}"
     if beyond := [text for text, token in vocabulary.items() if token >= size and text != tokenizer.pad_token]:
         remedy = f"{OWN} Or train that model after `model.resize_token_embeddings({len(tokenizer)})`."
@@ -37,7 +39,7 @@ def settle_generation(name: str | Path, model: WhisperForConditionalGeneration, 
         theirs = f"{stated[wrong[0]]} in generation_config.json, and {vocabulary.get(wrong[0])} in the tokenizer"
         remedy = "Use files of one model. If the tokenizer is right, remove generation_config.json: it is made anew."
         raise ModelError(f"{name}: {wrong[0]} is {theirs}", remedy=remedy)
-    first_time = token_id(tokenizer, NO_TIMESTAMPS) + 1
+    first_time = vocabulary[NO_TIMESTAMPS] + 1
     if not stated and size not in (len(tokenizer), first_time + TIMESTAMPS):
         raise ModelError(f"{sizes}, and no generation_config.json says which they are", remedy=OWN)
     known = {key: getattr(model.config, key) for key in ("eos_token_id", "pad_token_id", "decoder_start_token_id")}
@@ -50,16 +52,17 @@ def settle_generation(name: str | Path, model: WhisperForConditionalGeneration, 
     for key, value in known.items():
         if getattr(settings, key, None) in (None, {}):
             setattr(settings, key, value)
+    if added_words(tokenizer):  # transformers takes them for timestamps
+        settings.return_timestamps = False
     _leave_out_heads(name, model)
 
 
 def _stated(settings: Any) -> dict[str, int]:
     """Return the ids of special tokens that a generation config names."""
     single = {NO_TIMESTAMPS: "no_timestamps_token_id", PREVIOUS: "prev_sot_token_id"}
-    found = {token: getattr(settings, key, None) for token, key in single.items()}
+    found = {token: number for token, key in single.items() if (number := getattr(settings, key, None)) is not None}
     found |= getattr(settings, "lang_to_id", None) or {}
-    found |= {f"<|{task}|>": number for task, number in (getattr(settings, "task_to_id", None) or {}).items()}
-    return {token: number for token, number in found.items() if number is not None}
+    return found | {f"<|{task}|>": number for task, number in (getattr(settings, "task_to_id", None) or {}).items()}
 
 
 def _leave_out_heads(name: str | Path, model: WhisperForConditionalGeneration) -> None:

@@ -4,6 +4,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import soundfile
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +30,7 @@ seconds = st.floats(-1, 70, allow_nan=False)
 def timed_folder(tmp_path_factory, multilingual_folder):
     """The 5 s model with a timestamp token for each encoder position, as published checkpoints have them."""
     model, processor = load_base(multilingual_folder)
+    torch.manual_seed(0)
     model.resize_token_embeddings(model.config.vocab_size + model.config.max_source_positions + 1)
     folder = tmp_path_factory.mktemp("models") / "timed"
     model.save_pretrained(folder)

@@ -164,7 +164,9 @@ def test_a_pad_token_that_was_added_is_none_too_many(large, copy):
     load_base(folder)
 
 
-@pytest.mark.parametrize(("heads", "left"), [([[1, 0], [7, 0], [0, 2]], [[1, 0]]), ([[10, 1]], None), ([[1, 1]], [[1, 1]])])
+@pytest.mark.parametrize(
+    ("heads", "left"), [([[1, 0], [7, 0], [0, 2]], [[1, 0]]), ([[10, 1]], None), ([[1, 1]], [[1, 1]])]
+)
 def test_alignment_heads_of_another_model_are_left_out(large, copy, caplog, heads, left):
     folder = copy(large)
     change(folder / GENERATION, alignment_heads=heads)
