@@ -153,10 +153,7 @@ def check_model(profile: Profile) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """Refuse a folder without one of the files of a whole model: transformers loads it with an empty tokenizer.
-
-    Raises ModelError.
-    """
+    """Raises ModelError for a folder that is no whole model: without a tokenizer transformers loads an empty one."""
     if is_adapter(folder):
         remedy = f"Name its base model. Or make a whole model of it: multimac export {folder} --to transformers"
         raise ModelError(f"{folder} is a LoRA adapter, and here a whole model is needed", remedy=remedy)
@@ -217,11 +214,8 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _matrices(file: Path) -> list[str]:
-    """List the names of the weights that are matrices; of a pickled file none, since that would be to run it.
-
-    A file that is shorter than its header says is refused.
-    """
-    if file.suffix == ".bin":
+    """List the names of the weights that are matrices. A file that is shorter than its header says is refused."""
+    if file.suffix == ".bin":  # pickled: to read it would be to run it
         return []
     from safetensors import SafetensorError, safe_open  # commands that read no weights need not load it
 

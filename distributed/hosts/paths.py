@@ -17,6 +17,7 @@ MADE_BY = "multimac hosts setup"  # the prompt of the environments that it makes
 PACKAGES = {"distributed": "distributed", "whisper_tuner": "whisper_tuner", "exogym": "gym/exogym"}
 # Here a sync removes what an earlier one has sent and this one does not: all code, also what version 0.1 sent of it.
 PRUNED = (*PACKAGES.values(), "multimac", "cli_typer.py", "wizard.py", "pyproject.toml")
+# With these transformers' Trainer would go on: beside a base model they are twice as large as it.
 TRAINERS = re.compile(r"checkpoint-\d+|(optimizer|scheduler|scaler)\.(pt|bin)|rng_state.*\.pth|training_args\.bin")
 
 
@@ -48,10 +49,7 @@ def code_items(project: Path = PROJECT) -> list[SyncItem]:
 
 
 def folder_items(folder: Path, remote: str) -> list[SyncItem]:
-    """List the files below `folder`, for example a base model, as `remote`/...
-
-    Hidden files are left out, and what transformers' Trainer leaves beside a model to go on: it is twice as large.
-    """
+    """List the files below `folder`, such as a model, as `remote`/..., without hidden ones and what TRAINERS names."""
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder", remedy="Is base_model right in config.ini?")
     items = []

@@ -123,8 +123,7 @@ def _checked(profile: Profile, ranks: int, run_dir: Path, show_status: ShowStatu
     check_model(profile)
     with show_status("reading the manifests, and the headers of the audio"):
         checked = check_data(profile, run_dir, PROJECT / STORE)
-    # A download may take long: in sight, before any worker waits for it.
-    check_files(model_folder(profile.base_model, show=True))
+    check_files(model_folder(profile.base_model, show=True))  # a download may take long: in sight, before any worker
     return checked
 
 

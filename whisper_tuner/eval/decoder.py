@@ -62,11 +62,7 @@ class Decoder:
     """
 
     def __init__(
-        self,
-        temperature: float = 0.0,
-        seeds: Sequence[int] = (),
-        no_speech: int | None = None,
-        words: Sequence[int] = (),
+        self, temperature: float = 0, seeds: Sequence[int] = (), no_speech: int | None = None, words: Sequence[int] = ()
     ):
         self._temperature, self._no_speech, self._words = temperature, no_speech, list(words)
         self._draws = [random.Random(seed) for seed in seeds]

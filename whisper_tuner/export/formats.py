@@ -114,9 +114,11 @@ class Format:
         if words := added_words(tokenizer):
             return f"words were added to its vocabulary, such as {next(iter(words))!r}"
         size = model.config.vocab_size
-        if is_multilingual(model) != (size >= MULTILINGUAL):
-            kind = "a multilingual one" if size >= MULTILINGUAL else "an English-only one"
-            return f"it would be taken for {kind}, since it has {size:,} tokens"
+        # CTranslate2 goes by the size, or in later versions by the empty token that only OpenAI's multilingual has.
+        signs = {size >= MULTILINGUAL} | ({"" in tokenizer.get_vocab()} if self.knows_all_tokens else set())
+        if signs != {is_multilingual(model)}:
+            kind = "an English-only" if is_multilingual(model) else "a multilingual"
+            return f"by its {size:,} tokens it would be taken for {kind} one"
         found, taken = token_id(tokenizer, NO_TIMESTAMPS), size - TIMESTAMPS - 1
         if self.knows_all_tokens or found == taken:
             return ""

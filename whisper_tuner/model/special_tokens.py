@@ -13,7 +13,6 @@ from whisper_tuner.data.labels import NO_TIMESTAMPS, PREVIOUS, TIMESTAMPS, added
 from whisper_tuner.errors import ModelError
 
 START = "<|startoftranscript|>"
-TASKS = ("transcribe", "translate")
 OWN = "Use the tokenizer that belongs to the model."
 
 
@@ -31,7 +30,7 @@ def settle_generation(name: str | Path, model: WhisperForConditionalGeneration, 
         what = f"{START} is token {start} of the model, but {vocabulary[START]} of its tokenizer"
         raise ModelError(f"{name}: {what}", remedy=OWN)
     sizes = f"{name}: the model has {size:,} tokens, its tokenizer {len(tokenizer):,}"
-    if beyond := [text for text, token in vocabulary.items() if token >= size and text != tokenizer.pad_token]:
+    if beyond := sorted(text for text, token in vocabulary.items() if token >= size and text != tokenizer.pad_token):
         remedy = f"{OWN} Or train that model after `model.resize_token_embeddings({len(tokenizer)})`."
         raise ModelError(f"{sizes}, such as {beyond[0]!r}", remedy=remedy)
     stated = _stated(settings)
@@ -48,7 +47,7 @@ def settle_generation(name: str | Path, model: WhisperForConditionalGeneration, 
     if known["is_multilingual"]:
         languages = [token for code in LANGUAGES if (token := f"<|{code}|>") in vocabulary]
         known["lang_to_id"] = {token: vocabulary[token] for token in languages}
-        known["task_to_id"] = {task: token_id(tokenizer, f"<|{task}|>") for task in TASKS}
+        known["task_to_id"] = {task: token_id(tokenizer, f"<|{task}|>") for task in ("transcribe", "translate")}
     for key, value in known.items():
         if getattr(settings, key, None) in (None, {}):
             setattr(settings, key, value)

@@ -304,11 +304,18 @@ def test_a_model_is_refused_where_its_tokens_would_be_taken_for_others(published
 def test_rows_without_tokens_make_other_tokens_too(published):
     model = changed(published)
     model.model.resize_token_embeddings(51_866, mean_resizing=False)
-    with pytest.raises(ModelError, match=r"taken for a multilingual one, since it has 51,866 tokens"):
+    with pytest.raises(ModelError, match=r"by its 51,866 tokens it would be taken for a multilingual one"):
         formats()["faster-whisper"].check(model)
     model.model.generation_config.is_multilingual = True
     with pytest.raises(ModelError, match=r"of 51,866 tokens it takes 50364 for <\|notimestamps\|>, which is 50362"):
         formats()["mlx"].check(model)
+
+
+def test_a_multilingual_model_with_other_texts_is_no_english_one(multilingual):
+    """CTranslate2 would leave the language out of the prompt."""
+    model, processor = multilingual
+    with pytest.raises(ModelError, match=r"by its 363 tokens it would be taken for an English-only one"):
+        formats()["faster-whisper"].check(Merged(model=model, processor=processor))
 
 
 def test_an_output_layer_of_its_own_is_kept_or_refused(published, tmp_path, long_clips):
