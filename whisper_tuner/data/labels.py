@@ -158,14 +158,14 @@ def first_timestamp(tokenizer: WhisperTokenizer, vocabulary: int) -> int | None:
     return None if is_other or vocabulary < first + TIMESTAMPS else first
 
 
-def added_words(tokenizer: WhisperTokenizer) -> dict[str, int]:
-    """Return the words that were added to Whisper's vocabulary, with their ids: they stand behind its timestamps.
+def added_words(tokenizer: WhisperTokenizer) -> dict[int, str]:
+    """Return the words that were added to Whisper's vocabulary, by their ids: they stand behind its timestamps.
 
     Raises ModelError.
     """
     known, special = token_id(tokenizer, NO_TIMESTAMPS), set(tokenizer.all_special_ids)
-    added = {text: token for text, token in tokenizer.get_added_vocab().items() if token > known}
-    return {text: token for text, token in added.items() if token not in special and not TIMESTAMP.fullmatch(text)}
+    added = {token: text for text, token in tokenizer.get_added_vocab().items() if token > known}
+    return {token: text for token, text in added.items() if token not in special and not TIMESTAMP.fullmatch(text)}
 
 
 def check_special_tokens(profile: Profile) -> None:

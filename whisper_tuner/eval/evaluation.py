@@ -209,7 +209,7 @@ def transcribe(
     arguments, written = generation_settings(whisper, language, task)
     # Half the context, as in OpenAI's decoding: a model that does not know the language repeats itself to the end.
     arguments |= {"num_beams": 1, "max_new_tokens": whisper.config.max_target_positions // 2}
-    words = [*added_words(processor.tokenizer).values()]
+    words = tuple(added_words(processor.tokenizer))
     decoder = partial(Decoder, no_speech=no_speech_token(whisper, processor), words=words)
     batches = _batches(_windows(audio, processor, features, problems, audio_context), batch_size)
     with evaluating(model), torch.inference_mode(), ThreadPoolExecutor(1, "log-mels") as reader:

@@ -124,8 +124,7 @@ def writes_timestamps(whisper: WhisperForConditionalGeneration, processor: Whisp
 def require_alignment(whisper: WhisperForConditionalGeneration, processor: WhisperProcessor) -> None:
     """Raises ModelError unless the model can tell when each word is said."""
     if not writes_timestamps(whisper, processor) or not getattr(whisper.generation_config, "alignment_heads", None):
-        what = "the model cannot tell when a word is said: it has no timestamps, or added words behind them, "
-        what += "or no alignment heads are known of it"
+        what = "the model cannot tell when a word is said: it lacks timestamps or alignment heads, or has added words"
         raise ModelError(what, remedy="Leave out --words, or use one of OpenAI's models, or one that was made of it.")
 
 

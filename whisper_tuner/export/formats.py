@@ -29,10 +29,8 @@ FILES = (  # each has a FORMAT
 )
 CARD = "README.md"
 WHOLE = ("float32", "float16")  # precisions at which a runtime must write what transformers writes
-# Sizes of OpenAI's vocabularies: English-only; multilingual with 99 languages; and with 100, as large-v3. Runtimes
-# work the ids of special tokens out from the size.
+# Sizes of OpenAI's vocabularies: English-only; multilingual with 99 languages; and with 100, as large-v3.
 VOCABULARIES = range(51_864, 51_867)
-MULTILINGUAL = 51_865  # and more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +110,10 @@ class Format:
         if not (self.has_output_layer or torch.equal(model.proj_out.weight, model.model.decoder.embed_tokens.weight)):
             return "its output layer is not its token embedding"
         if words := added_words(tokenizer):
-            return f"words were added to its vocabulary, such as {next(iter(words))!r}"
+            return f"words were added to its vocabulary, such as {next(iter(words.values()))!r}"
         size = model.config.vocab_size
         # CTranslate2 goes by the size, or in later versions by the empty token that only OpenAI's multilingual has.
-        signs = {size >= MULTILINGUAL} | ({"" in tokenizer.get_vocab()} if self.knows_all_tokens else set())
+        signs = {size >= VOCABULARIES[1]} | ({"" in tokenizer.get_vocab()} if self.knows_all_tokens else set())
         if signs != {is_multilingual(model)}:
             kind = "an English-only" if is_multilingual(model) else "a multilingual"
             return f"by its {size:,} tokens it would be taken for {kind} one"

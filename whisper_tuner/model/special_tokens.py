@@ -27,8 +27,7 @@ def settle_generation(name: str | Path, model: WhisperForConditionalGeneration, 
     if lacking := {START, NO_TIMESTAMPS} - vocabulary.keys():
         raise ModelError(f"{name}: its tokenizer has no token {max(lacking)}", remedy=OWN)
     if vocabulary[START] != (start := model.config.decoder_start_token_id):
-        what = f"{START} is token {start} of the model, but {vocabulary[START]} of its tokenizer"
-        raise ModelError(f"{name}: {what}", remedy=OWN)
+        raise ModelError(f"{name}: {START} is {start} in config.json, {vocabulary[START]} in the tokenizer", remedy=OWN)
     sizes = f"{name}: the model has {size:,} tokens, its tokenizer {len(tokenizer):,}"
     if beyond := sorted(text for text, token in vocabulary.items() if token >= size and text != tokenizer.pad_token):
         remedy = f"{OWN} Or train that model after `model.resize_token_embeddings({len(tokenizer)})`."
