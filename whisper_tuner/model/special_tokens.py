@@ -42,8 +42,7 @@ def settle_generation(name: str | Path, model: WhisperForConditionalGeneration, 
         raise ModelError(f"{sizes}, and no generation_config.json says which they are", remedy=OWN)
     known = {key: getattr(model.config, key) for key in ("eos_token_id", "pad_token_id", "decoder_start_token_id")}
     known |= {"no_timestamps_token_id": first_time - 1, "max_length": model.config.max_target_positions}
-    known["is_multilingual"] = is_multilingual(model)
-    if known["is_multilingual"]:
+    if known.setdefault("is_multilingual", is_multilingual(model)):
         languages = [token for code in LANGUAGES if (token := f"<|{code}|>") in vocabulary]
         known["lang_to_id"] = {token: vocabulary[token] for token in languages}
         known["task_to_id"] = {task: token_id(tokenizer, f"<|{task}|>") for task in ("transcribe", "translate")}
