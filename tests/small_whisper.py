@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -22,8 +23,18 @@ SPECIAL = ["<|startoftranscript|>", *LANGUAGE_TOKENS, "<|translate|>", "<|transc
 SPECIAL += ["<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
 
 
-def write_whisper(folder: Path, *, multilingual: bool, seconds: int, timestamps: int = 0) -> Path:
-    tokenizer = _tokenizer()
+def write_whisper(
+    folder: Path,
+    *,
+    multilingual: bool,
+    seconds: int,
+    timestamps: int = 0,
+    texts: int = 256,
+    added: Sequence[str] = (),
+) -> Path:
+    """timestamps: how many the tokenizer does not name. texts: tokens of text. added: tokens behind all others."""
+    tokenizer = _tokenizer(texts)
+    tokenizer.add_tokens(list(added))
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL}
     end, start = tokenizer.eos_token_id, ids["<|startoftranscript|>"]
     special = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "decoder_start_token_id": start}
@@ -64,9 +75,10 @@ def write_whisper(folder: Path, *, multilingual: bool, seconds: int, timestamps:
     return folder
 
 
-def _tokenizer() -> WhisperTokenizer:
+def _tokenizer(texts: int) -> WhisperTokenizer:
     """One token for each byte, then end-of-text (which is also pad, as on the hub), then the special tokens."""
     vocabulary = {char: number for number, char in enumerate(bytes_to_unicode().values())}
+    vocabulary |= {f"filler{number}": number for number in range(len(vocabulary), texts)}
     vocabulary["<|endoftext|>"] = len(vocabulary)
     tokenizer = WhisperTokenizer(vocab=vocabulary, merges=[], pad_token="<|endoftext|>")
     tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})

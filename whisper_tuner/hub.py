@@ -10,21 +10,18 @@ from pathlib import Path
 from exogym.config import nearest
 from whisper_tuner.config import Profile
 from whisper_tuner.errors import ConfigError, ModelError
-from whisper_tuner.files import download_remedy, expanded, is_below, is_evicted
+from whisper_tuner.files import download_remedy, expanded, is_below, is_evicted, is_file
 from whisper_tuner.text import parse_json
 
 ADAPTER_CONFIG = "adapter_config.json"  # of a LoRA adapter
 HUB_ID = r"\w[\w.-]*/[\w.-]+"
 HUB_S = 10.0
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # the first that a model has
-SAFETENSORS, INDEX = "model.safetensors", "model.safetensors.index.json"
-# A model has at least one file of each line.
-NEEDED = (
-    ("config.json",),
-    (SAFETENSORS, INDEX, "pytorch_model.bin"),
-    ("processor_config.json", "preprocessor_config.json"),
-    ("tokenizer.json", "vocab.json"),
-)
+SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
+INDEX = ".index.json"  # behind the name of weights that lie in several files
+EXTRACTOR, TOKENIZER = ("preprocessor_config.json", "processor_config.json"), ("tokenizer.json", "vocab.json")
+# A model has at least one file of each.
+NEEDED = (("config.json",), (SAFETENSORS, SAFETENSORS + INDEX, PICKLED, PICKLED + INDEX), EXTRACTOR, TOKENIZER)
 NOT_FETCHED = "cannot be fetched from the hub"
 CHECK_NETWORK = "Check the network, or set base_model to a folder that holds the model."
 COPY_AGAIN = "Copy the model again."
@@ -148,6 +145,18 @@ def check_model(profile: Profile) -> None:
     folder = expanded(profile.base_model)
     if not folder.is_dir():
         return
+    check_files(folder)
+    check_kind(profile.base_model, stated=True)
+    layers = {name.removesuffix(".weight") for path in _weight_files(folder) for name in _matrices(path)}
+    if profile.method == "lora" and layers:
+        _check_targets(profile, layers)
+
+
+def check_files(folder: Path) -> None:
+    """Raises ModelError for a folder that is no whole model: without a tokenizer transformers loads an empty one."""
+    if is_adapter(folder):
+        remedy = f"Name its base model. Or make a whole model of it: multimac export {folder} --to transformers"
+        raise ModelError(f"{folder} is a LoRA adapter, and here a whole model is needed", remedy=remedy)
     try:
         found = {path.name for path in folder.iterdir() if path.is_file()}
         if evicted := [name for name in sorted(found) if is_evicted((folder / name).stat())]:
@@ -156,11 +165,20 @@ def check_model(profile: Profile) -> None:
         raise ModelError(f"{folder}: {error.strerror}", remedy="Check its permissions.") from None
     for names in NEEDED:
         if not found & set(names):
-            raise ModelError(f"{folder} has no {names[0]}", remedy=LAYOUT)
-    check_kind(profile.base_model, stated=True)
-    layers = {name.removesuffix(".weight") for path in _weight_files(folder) for name in _matrices(path)}
-    if profile.method == "lora" and layers:
-        _check_targets(profile, layers)
+            raise ModelError(f"{folder} has no {names[0]}", remedy=_where_to_find(names, folder))
+    for path in _weight_files(folder):
+        if not is_file(path):
+            raise ModelError(f"{path}: there is no such file, though an index names it", remedy=COPY_AGAIN)
+
+
+def _where_to_find(names: tuple[str, ...], folder: Path) -> str:
+    """Say where a file may lie that a Trainer's checkpoint lacks, unless it was given a whole processor to save."""
+    if names not in (EXTRACTOR, TOKENIZER):
+        return LAYOUT
+    files = "tokenizer*.json, vocab.json, merges.txt, added_tokens.json" if names == TOKENIZER else " or ".join(names)
+    base = settings_of(folder, "config.json").get("_name_or_path") or "the model that it was trained from"
+    source = folder.parent if any((folder.parent / name).is_file() for name in names) else base
+    return f"Copy the files for it ({files}) from {source} into this folder."
 
 
 def check_kind(base_model: str, *, stated: bool = False) -> None:
@@ -169,26 +187,36 @@ def check_kind(base_model: str, *, stated: bool = False) -> None:
     stated: refuse one that does not state its kind, too.
     """
     kind = settings_of(base_model, "config.json").get("model_type")
+    if kind is None and not expanded(base_model).is_dir() and model_file(base_model, ADAPTER_CONFIG):
+        remedy = f"Fetch it into a folder, and name that: hf download {base_model} --local-dir FOLDER"
+        raise ModelError(f"{base_model} is a LoRA adapter on the hub", remedy=remedy)
     if kind != "whisper" and (kind or stated):
         why = f"it is a model of type {kind!r}" if kind else "it has no config.json with a model_type"
         raise ModelError(f"{base_model} does not load as a Whisper model: {why}", remedy=LAYOUT)
 
 
-def _weight_files(folder: Path) -> Iterator[Path]:
-    if (folder / SAFETENSORS).is_file():
-        yield folder / SAFETENSORS
-    elif (folder / INDEX).is_file():
-        parts = settings_of(folder, INDEX).get("weight_map") or {}
+def _weight_files(folder: Path) -> list[Path]:
+    """List the files that transformers would take the weights from: the first kind that there is."""
+    for file in (SAFETENSORS, SAFETENSORS + INDEX, PICKLED, PICKLED + INDEX):
+        index = folder / file
+        if not index.is_file():
+            continue
+        if not file.endswith(INDEX):
+            return [index]
+        parts = settings_of(folder, file).get("weight_map") or {}
         if not isinstance(parts, dict):
-            raise ModelError(f"{folder / INDEX} is damaged: weight_map is not an object", remedy=COPY_AGAIN)
+            raise ModelError(f"{index} is damaged: weight_map is not an object", remedy=COPY_AGAIN)
         names = set(map(str, parts.values()))
         if odd := [name for name in names if "/" in name or not is_below(name)]:
-            raise ModelError(f"{folder / INDEX} is damaged: {odd[0]!r} is not a file beside it", remedy=COPY_AGAIN)
-        yield from (folder / name for name in sorted(names))
+            raise ModelError(f"{index} is damaged: {odd[0]!r} is not a file beside it", remedy=COPY_AGAIN)
+        return [folder / name for name in sorted(names)]
+    return []
 
 
 def _matrices(file: Path) -> list[str]:
     """List the names of the weights that are matrices. A file that is shorter than its header says is refused."""
+    if file.suffix == ".bin":  # pickled: to read it would be to run it
+        return []
     from safetensors import SafetensorError, safe_open  # commands that read no weights need not load it
 
     try:

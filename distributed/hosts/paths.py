@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ MADE_BY = "multimac hosts setup"  # the prompt of the environments that it makes
 PACKAGES = {"distributed": "distributed", "whisper_tuner": "whisper_tuner", "exogym": "gym/exogym"}
 # Here a sync removes what an earlier one has sent and this one does not: all code, also what version 0.1 sent of it.
 PRUNED = (*PACKAGES.values(), "multimac", "cli_typer.py", "wizard.py", "pyproject.toml")
+# With these transformers' Trainer would go on: beside a base model they are twice as large as it.
+TRAINERS = re.compile(r"checkpoint-\d+|(optimizer|scheduler|scaler)\.(pt|bin)|rng_state.*\.pth|training_args\.bin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +49,12 @@ def code_items(project: Path = PROJECT) -> list[SyncItem]:
 
 
 def folder_items(folder: Path, remote: str) -> list[SyncItem]:
-    """List every file below `folder`, for example a base model, as `remote`/...; hidden files are left out."""
+    """List the files below `folder`, such as a model, as `remote`/..., without hidden ones and what TRAINERS names."""
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder", remedy="Is base_model right in config.ini?")
     items = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
-        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+        if path.is_file() and not any(part.startswith(".") or TRAINERS.fullmatch(part) for part in name.parts):
             items.append(SyncItem(local=path, remote=f"{remote}/{name.as_posix()}"))
     return items

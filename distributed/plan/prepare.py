@@ -19,7 +19,7 @@ from whisper_tuner.data.check import check_data
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest, write_manifest
 from whisper_tuner.data.steps import assign_shards, steps_in_epoch
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.hub import check_model, model_folder
+from whisper_tuner.hub import check_files, check_model, model_folder
 from whisper_tuner.model.memory import shape_of, trained_parameters
 
 from .automatic import CHECKPOINT_BYTES, Conditions, Measured, chosen
@@ -123,7 +123,7 @@ def _checked(profile: Profile, ranks: int, run_dir: Path, show_status: ShowStatu
     check_model(profile)
     with show_status("reading the manifests, and the headers of the audio"):
         checked = check_data(profile, run_dir, PROJECT / STORE)
-    model_folder(profile.base_model, show=True)  # a download may take long: in sight, before any worker waits for it
+    check_files(model_folder(profile.base_model, show=True))  # a download may take long: in sight, before any worker
     return checked
 
 

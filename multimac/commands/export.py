@@ -24,7 +24,7 @@ from multimac.view.terminal import Console
 from whisper_tuner.data.check import check_manifest, check_usable
 from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
 from whisper_tuner.data.formats.rows import Reading
-from whisper_tuner.data.labels import is_multilingual
+from whisper_tuner.data.labels import added_words, is_multilingual
 from whisper_tuner.errors import ConfigError, ExitStatus, RunError
 from whisper_tuner.eval.evaluation import GREEDY, Evaluation, evaluate
 from whisper_tuner.eval.exported import LIMIT, decoded, is_off, speech_of
@@ -38,6 +38,7 @@ from whisper_tuner.text import size
 from .options import CONFIG, MODEL, Config, Language, command
 
 BEFORE, ROUNDED = "before the export", "in float16"
+ADDED_WORDS = "Words were added to the vocabulary. `pipeline` leaves them out: use `generate` and `batch_decode`."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +118,9 @@ def _written(
     one = Exported(which=which, precision=precision, folder=out / f"{which.name}-{precision}")
     run = read_run(origin.path) if origin else None  # with its events
     usage = which.usage(one.folder.name, speech, precision, is_multilingual=is_multilingual(merged.model))
+    if added_words(merged.processor.tokenizer):
+        usage += f"\n{ADDED_WORDS}\n"
+        console.print(ADDED_WORDS, soft_wrap=True)
     readme = card(run, language=speech.language, runtime=which.runtime, precision=precision, usage=usage)
     with working(console, f"writing {one.name}"):
         which.write(merged, one.folder, precision, readme)

@@ -124,7 +124,7 @@ def _listener(console: Console, model_path: str, language: str, *, words: bool) 
         model, processor = load_model(model_path)
         model = model.to(devices.choose())  # type: ignore[arg-type]  # transformers' own type of it is wrong
     if words:
-        require_alignment(whisper_of(model))
+        require_alignment(whisper_of(model), processor)
 
     def heard(audio: Path, update: Callable[..., None]) -> Recording:
         update(total=duration(audio))

@@ -18,11 +18,11 @@ from distributed.hosts.paths import PROJECT
 from exogym.config import TRUE, parse
 from multimac.view.progress import working
 from whisper_tuner.config import ConfigFile, Profile
-from whisper_tuner.data.labels import MULTILINGUAL_VOCABULARY, token_limit
+from whisper_tuner.data.labels import folder_is_multilingual, token_limit
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.eval.spoken_language import languages_heard
 from whisper_tuner.files import expanded, shown
-from whisper_tuner.hub import HUB_ID, folder_here, settings_of
+from whisper_tuner.hub import HUB_ID, folder_here
 from whisper_tuner.languages import language_code
 from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import MPS_SHARE, profile_memory, shape_of
@@ -202,11 +202,9 @@ def fits(model: Model, method: str, batch_size: int = 1, clip_s: float | None = 
 
 
 def is_multilingual(model: Model) -> bool:
-    """Go by the checkpoint, else by vocabulary size as OpenAI does; an unknown hub id may be. Raises ModelError."""
-    stored = settings_of(model.base_model, "generation_config.json") if _is_folder(model.base_model) else {}
-    if stored.get("is_multilingual") is not None:
-        return bool(stored["is_multilingual"])
-    return model.shape.vocab_size >= MULTILINGUAL_VOCABULARY if model.shape else not model.base_model.endswith(".en")
+    """Go by a folder's files, and by the name of a hub id. Raises ModelError."""
+    name = model.base_model
+    return folder_is_multilingual(name) if _is_folder(name) else not name.endswith(".en")
 
 
 def this_machine() -> str:

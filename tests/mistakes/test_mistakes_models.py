@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -36,11 +37,18 @@ def gone(name: str):
     return make
 
 
-def adapter(text: str):
+def adapter(text: str, folder: str = "adapter"):
     def make(desk: Desk) -> None:
-        desk.write("adapter/adapter_config.json", text)
+        desk.write(f"{folder}/adapter_config.json", text)
 
     return make
+
+
+def checkpoint(desk: Desk) -> None:
+    for name in ("config.json", "generation_config.json", "model.safetensors", "preprocessor_config.json"):
+        target = desk.folder / "model/checkpoint-20" / name
+        target.parent.mkdir(exist_ok=True)
+        shutil.copy(desk.folder / "model" / name, target)
 
 
 def of_another_kind(desk: Desk) -> None:
@@ -93,7 +101,21 @@ MISTAKES = {
     "no weights": (gone("model.safetensors"), TRAIN, 4, "{desk}/model has no model.safetensors", "Give a folder"),
     "truncated weights": (truncated_weights, TRAIN, 4, "model/model.safetensors is damaged", "Copy the model again"),
     "a part of the weights is missing": (a_part_is_missing, TRAIN, 4, "00002-of-00002", "Copy the model again"),
-    "no tokenizer": (gone("tokenizer.json"), TRAIN, 4, "{desk}/model has no tokenizer.json", "Give a folder"),
+    "no tokenizer": (gone("tokenizer.json"), TRAIN, 4, "{desk}/model has no tokenizer.json", "it was trained from"),
+    "a Trainer's checkpoint": (
+        checkpoint,
+        "evaluate model/checkpoint-20 --data clips.csv",
+        4,
+        "model/checkpoint-20 has no tokenizer.json",
+        ("tokenizer*.json, vocab.json", "from model into this folder"),
+    ),
+    "train an adapter": (
+        adapter("{}", "model"),
+        TRAIN,
+        4,
+        "model is a LoRA adapter",
+        ("Name its base model", "--to transformers"),
+    ),
     "a LoRA target that there is not": (
         setting("method = lora\nlora_targets = q_proj, qproj"),
         TRAIN,

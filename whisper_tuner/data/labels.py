@@ -11,9 +11,11 @@ A clip without speech has no text: only end-of-text is learnt, right after the p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whisper_tuner.config import Profile
@@ -26,10 +28,11 @@ if TYPE_CHECKING:
     from transformers import WhisperForConditionalGeneration, WhisperTokenizer
 
 IGNORED = -100  # the label value that the loss leaves out
-MULTILINGUAL_VOCABULARY = 51_865  # tokens; OpenAI takes a model with at least so many for multilingual
+MULTILINGUAL_START = 50_258  # <|startoftranscript|> in OpenAI's multilingual models; it is 50257 in English-only ones
 NO_TIMESTAMPS, PREVIOUS = "<|notimestamps|>", "<|startofprev|>"
 TIMESTAMP_S = 0.02
 TIMESTAMPS = 1501  # tokens, <|0.00|> to <|30.00|>
+TIMESTAMP = re.compile(r"<\|\d+\.\d\d\|>")
 LAYOUT = "Give a folder in transformers layout, or a hub id."
 
 
@@ -113,7 +116,7 @@ class LabelEncoder:
         return self.first_timestamp + min(max(0, round(seconds / TIMESTAMP_S)), TIMESTAMPS - 1)
 
     def _token(self, token: str) -> int:
-        return _token_id(self.tokenizer, token)
+        return token_id(self.tokenizer, token)
 
 
 def label_encoder(
@@ -142,7 +145,7 @@ def label_encoder(
         first_timestamp=first_timestamp(tokenizer, model.config.vocab_size),
     )
     for token in (f"<|{encoder.language}|>", f"<|{encoder.task}|>") if multilingual else ():
-        _token_id(tokenizer, token)
+        token_id(tokenizer, token)
     return encoder
 
 
@@ -150,9 +153,19 @@ def first_timestamp(tokenizer: WhisperTokenizer, vocabulary: int) -> int | None:
     """The id of <|0.00|>, which follows <|notimestamps|>; older tokenizers do not name it. None if a model of so many
     tokens has none. Raises ModelError.
     """
-    first = _token_id(tokenizer, NO_TIMESTAMPS) + 1
+    first = token_id(tokenizer, NO_TIMESTAMPS) + 1
     is_other = first < len(tokenizer) and tokenizer.convert_ids_to_tokens(first) != "<|0.00|>"
     return None if is_other or vocabulary < first + TIMESTAMPS else first
+
+
+def added_words(tokenizer: WhisperTokenizer) -> dict[int, str]:
+    """Return the words that were added to Whisper's vocabulary, by their ids: they stand behind its timestamps.
+
+    Raises ModelError.
+    """
+    known, special = token_id(tokenizer, NO_TIMESTAMPS), set(tokenizer.all_special_ids)
+    added = {token: text for text, token in tokenizer.get_added_vocab().items() if token > known}
+    return {token: text for token, text in added.items() if token not in special and not TIMESTAMP.fullmatch(text)}
 
 
 def check_special_tokens(profile: Profile) -> None:
@@ -224,7 +237,7 @@ def token_limit(base_model: str, *, language: str = "", task: str = "transcribe"
     if type(vocabulary) is not int or type(positions) is not int:
         what = f"{base_model}: config.json does not give vocab_size and max_target_positions as whole numbers"
         raise ModelError(what, remedy=LAYOUT)
-    multilingual = _is_multilingual(generation.get("is_multilingual"), vocabulary)
+    multilingual = _is_multilingual(generation.get("is_multilingual"), config.get("decoder_start_token_id"))
     stated = generation.get("lang_to_id")
     languages = frozenset(token.strip("<|>") for token in stated) if isinstance(stated, dict) else frozenset()
     prompt = 3 if multilingual else 1  # <|fr|><|transcribe|><|notimestamps|>
@@ -239,12 +252,19 @@ def token_limit(base_model: str, *, language: str = "", task: str = "transcribe"
 
 def is_multilingual(model: WhisperForConditionalGeneration) -> bool:
     """Tell if the decoder's prompt names a language."""
-    return _is_multilingual(getattr(model.generation_config, "is_multilingual", None), model.config.vocab_size)
+    stated = getattr(model.generation_config, "is_multilingual", None)
+    return _is_multilingual(stated, model.config.decoder_start_token_id)
 
 
-def _is_multilingual(stated: object, vocabulary: int) -> bool:
-    """Go by what the model states, else by the size of the vocabulary, as OpenAI does."""
-    return vocabulary >= MULTILINGUAL_VOCABULARY if stated is None else bool(stated)
+def folder_is_multilingual(base_model: str | Path) -> bool:
+    """Tell the same of a model that is not loaded. Raises ModelError."""
+    stated = settings_of(base_model, "generation_config.json").get("is_multilingual")
+    return _is_multilingual(stated, settings_of(base_model, "config.json").get("decoder_start_token_id"))
+
+
+def _is_multilingual(stated: object, start: object) -> bool:
+    """Go by what the model states, else by its start token: the size of a vocabulary with added words tells nothing."""
+    return isinstance(start, int) and start >= MULTILINGUAL_START if stated is None else bool(stated)
 
 
 def _spaced(text: str, spoken: str, task: str) -> str:
@@ -263,7 +283,8 @@ def _known_language(language: str, known: frozenset[str]) -> str:
     return code
 
 
-def _token_id(tokenizer: WhisperTokenizer, token: str) -> int:
+def token_id(tokenizer: WhisperTokenizer, token: str) -> int:
+    """Return the id of a special token. Raises ModelError."""
     found = tokenizer.convert_tokens_to_ids(token)
     if found is None or found == tokenizer.unk_token_id:
         raise ModelError(f"the tokenizer has no token {token}", remedy="Use the tokenizer that belongs to the model.")

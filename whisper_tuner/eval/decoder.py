@@ -56,12 +56,15 @@ class Decoder:
     is halved once half of it has ended: not earlier, because each size of a batch has its price on Apple's GPU.
 
     temperature: 0 takes the most probable token, more draws one. seeds: of each row, so that what is drawn for it does
-    not depend on the other rows. no_speech: the token for silence.
+    not depend on the other rows. no_speech: the token for silence. words: tokens of words that were added to Whisper's
+    vocabulary, behind its timestamps.
     certainties: of each text, after the call.
     """
 
-    def __init__(self, temperature: float = 0.0, seeds: Sequence[int] = (), no_speech: int | None = None):
-        self._temperature, self._no_speech = temperature, no_speech
+    def __init__(
+        self, temperature: float = 0, seeds: Sequence[int] = (), no_speech: int | None = None, words: Sequence[int] = ()
+    ):
+        self._temperature, self._no_speech, self._words = temperature, no_speech, list(words)
         self._draws = [random.Random(seed) for seed in seeds]
         self.certainties: list[Certainty] = []
 
@@ -79,6 +82,10 @@ class Decoder:
         settings: Any = generation_config  # has what its file has
         processors = [_quick(process, model) for process in logits_processor]
         first_time = None if settings.return_timestamps else getattr(settings, "no_timestamps_token_id", None)
+        if first_time is not None:  # one that chance may draw would make `generate` go on from there
+            suppressed = torch.arange(model.config.vocab_size, device=ids.device) >= first_time
+            suppressed[self._words] = False
+            processors.append(lambda _, scores: scores.masked_fill_(suppressed, -math.inf))
         rows = list(range(len(ids)))  # of the result, those in the batch
         ended: dict[int, Tensor] = {}  # their ids
         summed, silence = torch.zeros(len(ids), device=ids.device), [0.0] * len(ids)
@@ -93,8 +100,6 @@ class Decoder:
             scores = output.logits[:, -1].to(copy=True, dtype=torch.float32)
             for process in processors:
                 scores = process(ids, scores)
-            if first_time is not None:  # one that chance may draw would make `generate` go on from there
-                scores[:, first_time:] = -math.inf
             new = self._next(scores, rows)
             summed += scores.log_softmax(-1).gather(1, new)[:, 0]
             ids = torch.cat([ids, new], dim=-1)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from whisper_tuner.data.checks.material import Heard
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.features import log_mel, pad_log_mel
-from whisper_tuner.data.labels import is_multilingual
+from whisper_tuner.data.labels import added_words, is_multilingual
 from whisper_tuner.errors import TunerError
 from whisper_tuner.eval.decoder import Decoder
 from whisper_tuner.eval.predictions import REPETITION, Prediction
@@ -218,13 +219,14 @@ def transcribe(
     arguments, written = generation_settings(whisper, language, task)
     # Half the context, as in OpenAI's decoding: a model that does not know the language repeats itself to the end.
     arguments |= {"num_beams": 1, "max_new_tokens": whisper.config.max_target_positions // 2}
-    no_speech = no_speech_token(whisper, processor)
+    words = tuple(added_words(processor.tokenizer))
+    decoder = partial(Decoder, no_speech=no_speech_token(whisper, processor), words=words)
     batches = _batches(_windows(audio, processor, features, problems, audio_context), batch_size)
     with evaluating(model), torch.inference_mode(), ThreadPoolExecutor(1, "log-mels") as reader:
         coming = reader.submit(next, batches, None)
         while batch := coming.result():
             coming = reader.submit(next, batches, None)
-            found = _heard(whisper, processor, [window.mel for window in batch], arguments, temperatures, no_speech)
+            found = _heard(whisper, processor, [window.mel for window in batch], arguments, temperatures, decoder)
             for window, transcript in zip(batch, found, strict=True):
                 heard[window.clip][window.piece] = transcript
             progress(sum(map(bool, heard)), len(audio))
@@ -289,7 +291,7 @@ def _heard(
     mels: Sequence[np.ndarray],
     arguments: dict[str, Any],
     temperatures: Sequence[float],
-    no_speech: int | None,
+    decoder_of: Callable[..., Decoder],
 ) -> list[Transcript]:
     """Transcribe log-mels of one length; a text that is in doubt is decoded again, as OpenAI does it."""
     inputs, frames, full = model_inputs(whisper, mels), mels[0].shape[1], full_frames(whisper)
@@ -304,7 +306,7 @@ def _heard(
     again = list(range(len(mels)))  # rows
     for temperature in temperatures:
         seeds = [zlib.crc32(mels[row].data) for row in again] if temperature else ()
-        decoder = Decoder(temperature, seeds, no_speech)
+        decoder = decoder_of(temperature, seeds)
         given: dict[str, Any] = {name: value[again] for name, value in inputs.items()}
         if states is not None:
             given |= {"encoder_outputs": BaseModelOutput(states[again]), "return_timestamps": False}

@@ -18,6 +18,7 @@ from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneratio
 
 from whisper_tuner.data.audio import blocks
 from whisper_tuner.data.features import extracted, log_mel, pad_log_mel
+from whisper_tuner.data.labels import added_words
 from whisper_tuner.errors import ModelError
 from whisper_tuner.eval.decoder import LEAST_PROBABLE, NO_SPEECH
 from whisper_tuner.eval.evaluation import FALLBACK, evaluating, generation_settings, model_inputs, transcribe
@@ -92,10 +93,10 @@ def transcribe_recording(
     """
     whisper, extractor = whisper_of(model), processor.feature_extractor
     if words:
-        require_alignment(whisper)
+        require_alignment(whisper, processor)
     rate = extractor.sampling_rate
     arguments, written = generation_settings(whisper, language, task)
-    timed = writes_timestamps(whisper)
+    timed = writes_timestamps(whisper, processor)
     segments: list[Segment] = []
     longest, duration_s = round(BLOCK_S * rate) if timed else extractor.n_samples, 0.0
     with evaluating(model), torch.inference_mode(), torch.random.fork_rng():
@@ -113,16 +114,17 @@ def transcribe_recording(
     return Recording(duration_s=duration_s, segments=tuple(tidy(segments, duration_s, written)), language=written)
 
 
-def writes_timestamps(whisper: WhisperForConditionalGeneration) -> bool:
-    """Tell if the vocabulary has a timestamp for each position of the encoder."""
+def writes_timestamps(whisper: WhisperForConditionalGeneration, processor: WhisperProcessor) -> bool:
+    """Tell if the vocabulary has a timestamp for each position, and no added words: those would be taken for some."""
     last = getattr(whisper.generation_config, "no_timestamps_token_id", None)
-    return last is not None and whisper.config.vocab_size - (last + 1) > whisper.config.max_source_positions
+    has_all = last is not None and whisper.config.vocab_size - (last + 1) > whisper.config.max_source_positions
+    return has_all and not added_words(processor.tokenizer)
 
 
-def require_alignment(whisper: WhisperForConditionalGeneration) -> None:
+def require_alignment(whisper: WhisperForConditionalGeneration, processor: WhisperProcessor) -> None:
     """Raises ModelError unless the model can tell when each word is said."""
-    if not writes_timestamps(whisper) or not getattr(whisper.generation_config, "alignment_heads", None):
-        what = "the model cannot tell when a word is said: it has no timestamps, or no alignment heads are known of it"
+    if not writes_timestamps(whisper, processor) or not getattr(whisper.generation_config, "alignment_heads", None):
+        what = "the model cannot tell when a word is said: it lacks timestamps or alignment heads, or has added words"
         raise ModelError(what, remedy="Leave out --words, or use one of OpenAI's models, or one that was made of it.")
 
 

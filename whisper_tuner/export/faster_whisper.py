@@ -50,6 +50,7 @@ FORMAT = Format(
     writing=("ctranslate2",),
     running=("faster_whisper",),
     knows_all_tokens=True,
+    has_output_layer=True,
     write_files=write,
     listener=listener,
     use="""\

@@ -20,8 +20,9 @@ from transformers import GenerationConfig, WhisperForConditionalGeneration, Whis
 
 from whisper_tuner.errors import ModelError, RunError
 from whisper_tuner.files import atomic_folder, expanded, write_atomically
-from whisper_tuner.hub import ADAPTER_CONFIG, HUB_ID, is_adapter, loading, settings_of
+from whisper_tuner.hub import ADAPTER_CONFIG, EXTRACTOR, HUB_ID, TOKENIZER, is_adapter, loading, settings_of
 from whisper_tuner.model.base_model import load_base, whisper_of
+from whisper_tuner.model.special_tokens import settle_generation
 from whisper_tuner.text import is_unicode
 
 
@@ -64,15 +65,28 @@ def load_model(
     if not is_adapter(folder):
         return load_base(folder)
     if isinstance(base_model, WhisperForConditionalGeneration):
-        base = base_model.cpu()
+        base, its_processor = base_model.cpu(), None
     else:
-        base, _ = load_base(base_model or base_of(Path(folder)))
+        base, its_processor = load_base(base_model or base_of(Path(folder)))
     remedy = "The adapter and its base model must be of the same size."
     with loading(f"{folder} does not load as an adapter", remedy=remedy):
-        processor = WhisperProcessor.from_pretrained(folder)
-        base.generation_config = GenerationConfig.from_pretrained(folder)
+        processor = _processor_of(Path(folder), its_processor)
+        if (Path(folder) / "generation_config.json").is_file():
+            base.generation_config = GenerationConfig.from_pretrained(folder)
+        settle_generation(folder, base, processor.tokenizer)
         model = PeftModel.from_pretrained(base, folder)
     return model.merge_and_unload(), processor
+
+
+def _processor_of(adapter: Path, base: WhisperProcessor | None) -> WhisperProcessor:
+    """Load an adapter's processor. peft alone saves none: what lacks is that of the base model."""
+    has_extractor, has_tokenizer = (any((adapter / name).is_file() for name in each) for each in (EXTRACTOR, TOKENIZER))
+    if has_extractor and has_tokenizer:
+        return WhisperProcessor.from_pretrained(adapter)
+    base = base or WhisperProcessor.from_pretrained(base_of(adapter))
+    extractor, tokenizer = base.feature_extractor, base.tokenizer
+    extractor = extractor.from_pretrained(adapter) if has_extractor else extractor
+    return WhisperProcessor(extractor, tokenizer.from_pretrained(adapter) if has_tokenizer else tokenizer)
 
 
 def save_processor(processor: WhisperProcessor, part: Path) -> None:

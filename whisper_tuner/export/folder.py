@@ -53,6 +53,7 @@ FORMAT = Format(
     runtime="transformers",
     precisions=("float32", "float16"),
     knows_all_tokens=True,
+    takes_any_model=True,
     write_files=write,
     listener=listener,
     use="""\

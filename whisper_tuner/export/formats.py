@@ -10,10 +10,12 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 from safetensors import SafetensorError
-from transformers import WhisperForConditionalGeneration, WhisperProcessor
+from transformers import WhisperForConditionalGeneration, WhisperProcessor, WhisperTokenizer
 
 from exogym.config import nearest
+from whisper_tuner.data.labels import NO_TIMESTAMPS, TIMESTAMPS, added_words, is_multilingual, token_id
 from whisper_tuner.errors import ConfigError, MissingProgram, ModelError, RunError
 from whisper_tuner.files import atomic_folder
 
@@ -56,7 +58,8 @@ class Format:
     use: lines that show how the runtime transcribes a file, indented; `languages`: what is said there to a multilingual
     model.
     writing, quantizing, running: Python modules that it needs for that; `extra` of pyproject.toml installs them.
-    knows_all_tokens: whether it takes other vocabularies than OpenAI's.
+    knows_all_tokens: whether it takes other vocabularies than OpenAI's. has_output_layer: whether that may be another
+    than the token embedding. takes_any_model: whether it does both, and writes words that were added to a vocabulary.
     """
 
     name: str
@@ -71,6 +74,8 @@ class Format:
     quantizing: tuple[str, ...] = ()
     running: tuple[str, ...] = ()
     knows_all_tokens: bool = False
+    has_output_layer: bool = False
+    takes_any_model: bool = False
 
     def write(self, merged: Merged, folder: Path, precision: str, card: str = "") -> None:
         """Make the folder, whole or not at all. card: its README.md.
@@ -90,15 +95,32 @@ class Format:
             raise RunError(f"{folder}: the export cannot be written: {reason}", remedy=remedy) from error
 
     def check(self, merged: Merged) -> None:
-        """Refuse a model whose tokens are not those that the runtime has built in. Raises ModelError."""
+        """Refuse a model that the runtime would make other text of. Raises ModelError."""
         size, runtime = merged.model.config.vocab_size, self.runtime
-        if self.knows_all_tokens or size in VOCABULARIES:
-            return
-        known = f"{VOCABULARIES[0]:,} to {VOCABULARIES[-1]:,}"
-        what = (
-            f"{runtime} cannot use a model with {size:,} tokens: it has the tokens of OpenAI's models built in, {known}"
-        )
-        raise ModelError(what, remedy="Export to transformers or faster-whisper, or fine-tune one of OpenAI's models.")
+        if not (self.knows_all_tokens or size in VOCABULARIES):
+            known = f"{VOCABULARIES[0]:,} to {VOCABULARIES[-1]:,}"
+            what = f"{runtime} cannot use a model with {size:,} tokens: it has the tokens of OpenAI's models built in, "
+            remedy = "Export to transformers or faster-whisper, or fine-tune one of OpenAI's models."
+            raise ModelError(what + known, remedy=remedy)
+        if not self.takes_any_model and (reason := self._mistaken(merged.model, merged.processor.tokenizer)):
+            raise ModelError(f"{runtime} cannot use this model: {reason}", remedy="Export to transformers or onnx.")
+
+    def _mistaken(self, model: WhisperForConditionalGeneration, tokenizer: WhisperTokenizer) -> str:
+        """Say what of a model the runtime would take for something else, '' if nothing."""
+        if not (self.has_output_layer or torch.equal(model.proj_out.weight, model.model.decoder.embed_tokens.weight)):
+            return "its output layer is not its token embedding"
+        if words := added_words(tokenizer):
+            return f"words were added to its vocabulary, such as {next(iter(words.values()))!r}"
+        size = model.config.vocab_size
+        # CTranslate2 goes by the size, or in later versions by the empty token that only OpenAI's multilingual has.
+        signs = {size >= VOCABULARIES[1]} | ({"" in tokenizer.get_vocab()} if self.knows_all_tokens else set())
+        if signs != {is_multilingual(model)}:
+            kind = "an English-only" if is_multilingual(model) else "a multilingual"
+            return f"by its {size:,} tokens it would be taken for {kind} one"
+        found, taken = token_id(tokenizer, NO_TIMESTAMPS), size - TIMESTAMPS - 1
+        if self.knows_all_tokens or found == taken:
+            return ""
+        return f"of {size:,} tokens it takes {taken} for {NO_TIMESTAMPS}, which is {found}"
 
     def usage(self, folder: str, speech: Speech, precision: str, *, is_multilingual: bool) -> str:
         """Return the lines that show how the runtime transcribes a file with this folder."""

@@ -45,6 +45,9 @@ def decoder_graphs(model: WhisperForConditionalGeneration, dtype: torch.dtype) -
     """
     config = model.config
     decoder = _laid_out(model.model.decoder, dtype)
+    embedded, written = model.model.decoder.embed_tokens.weight, model.proj_out.weight
+    output = None if torch.equal(embedded, written) else written.detach().T.contiguous().to(dtype)
+    decoder.register_buffer("output", output)
     names = [f"{layer}.{kind}" for layer in range(config.decoder_layers) for kind in KINDS]
     present = [f"present.{name}" for name in names]
     ids, heard = torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 5, config.d_model)
@@ -147,7 +150,8 @@ class DecoderStep(nn.Module):
             hidden = hidden + attended(layer.self_attn, normed, keys, values, mask)
             hidden = hidden + attended(layer.encoder_attn, layer.encoder_attn_layer_norm(hidden), *audio[number])
             hidden = hidden + transformed(layer, hidden)
-        return (decoder.layer_norm(hidden) @ decoder.table).float(), present
+        output = decoder.table if decoder.output is None else decoder.output
+        return (decoder.layer_norm(hidden) @ output).float(), present
 
 
 class FirstStep(DecoderStep):

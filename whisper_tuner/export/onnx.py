@@ -141,6 +141,7 @@ FORMAT = Format(
     quantizing=("onnxruntime",),
     running=("onnxruntime",),
     knows_all_tokens=True,
+    takes_any_model=True,
     write_files=write,
     listener=listener,
     use="""\

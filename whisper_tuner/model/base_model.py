@@ -25,8 +25,9 @@ from whisper_tuner.config import Profile
 from whisper_tuner.data.labels import is_multilingual
 from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.files import expanded
-from whisper_tuner.hub import HUB_ID, LAYOUT, check_kind, loading
+from whisper_tuner.hub import HUB_ID, LAYOUT, check_files, check_kind, loading
 from whisper_tuner.languages import language_code
+from whisper_tuner.model.special_tokens import settle_generation
 from whisper_tuner.text import parse_json
 
 
@@ -36,6 +37,8 @@ def load_base(path: str | Path) -> tuple[WhisperForConditionalGeneration, Whispe
     Raises ModelError for what is not a loadable Whisper.
     """
     name = str(expanded(path)) if expanded(path).exists() else str(path)
+    if Path(name).is_dir():
+        check_files(Path(name))
     if Path(name).is_dir() or re.fullmatch(HUB_ID, name):
         check_kind(name)
     with loading(f"{path} does not load as a Whisper model", remedy=LAYOUT):
@@ -43,6 +46,7 @@ def load_base(path: str | Path) -> tuple[WhisperForConditionalGeneration, Whispe
         model = WhisperForConditionalGeneration.from_pretrained(name, dtype=torch.float32)
         processor = WhisperProcessor.from_pretrained(name)
         _mend_generation_config(name, model)
+        settle_generation(path, model, processor.tokenizer)
     made_for = (model.config.num_mel_bins, full_frames(model))
     gives = (processor.feature_extractor.feature_size, processor.feature_extractor.nb_max_frames)
     if made_for != gives:
@@ -159,14 +163,11 @@ def _set_dropout(model: WhisperForConditionalGeneration, dropout: float) -> None
 
 
 def _mend_generation_config(name: str, model: WhisperForConditionalGeneration) -> None:
-    """Remove the forced ids, which make `generate` raise, and the mark `_from_model_config`.
+    """Read a generation config with the mark `_from_model_config` anew.
 
-    transformers drops keys from a file that has the mark, the language ids among them, so the file is read here.
+    transformers drops keys from a file that has the mark, the language ids among them.
     """
     file = cached_file(name, "generation_config.json", _raise_exceptions_for_missing_entries=False)
     if file and model.generation_config._from_model_config:
         stored = parse_json(Path(file).read_text(encoding="utf-8")) | {"_from_model_config": None}
         model.generation_config = GenerationConfig.from_dict(stored)
-    settings: Any = model.generation_config
-    settings._from_model_config = settings.forced_decoder_ids = None
-    model.config.forced_decoder_ids = None

@@ -500,8 +500,9 @@ def test_code_of_this_project():
     assert all(name.startswith(tuple(PACKAGES.values())) for name in names)
 
 
-def test_folder_items_skips_hidden_files_and_follows_links(tmp_path):
+def test_folder_items_skips_hidden_files_and_a_trainers_and_follows_links(tmp_path):
     make(tmp_path / "model", {"a/b": b"1", ".git/c": b"2", ".hidden": b"3"})
+    make(tmp_path / "model", {"optimizer.pt": b"1", "rng_state_0.pth": b"2", "checkpoint-20/model.safetensors": b"3"})
     (tmp_path / "model" / "link").symlink_to(tmp_path / "model" / "a" / "b")
     assert [item.remote for item in folder_items(tmp_path / "model", "m")] == ["m/a/b", "m/link"]
     with pytest.raises(DataError, match="no such folder"):

@@ -77,6 +77,21 @@ class NeverEnds(LogitsProcessor):
         return scores
 
 
+def test_added_words_are_written_and_special_tokens_are_not(bundled):
+    """They stand behind <|notimestamps|>, where else the timestamps are."""
+    model, processor = load_base(BUNDLED / "model")
+    tokenizer, path = processor.tokenizer, bundled[2][0].audio
+    old = tokenizer.encode(" the", add_special_tokens=False)[0]
+    tokenizer.add_tokens([" Zanzibar", "<|0.00|>"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|Ulm|>"]}, replace_extra_special_tokens=False)
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    output = model.proj_out.weight.data
+    output[[tokenizer.convert_tokens_to_ids(text) for text in ("<|0.00|>", "<|Ulm|>")]] = output[old] * 1.2
+    output[tokenizer.convert_tokens_to_ids(" Zanzibar")] = output[old] * 1.05
+    [heard] = transcribe(model, processor, [path])
+    assert heard.text == "When does Zanzibar train to Sydney leave on Monday?"
+
+
 @pytest.mark.slow
 def test_clips_that_never_end_neither_change_nor_hold_up_the_others(bundled):
     model, processor, samples = bundled

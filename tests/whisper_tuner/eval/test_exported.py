@@ -273,6 +273,74 @@ def test_a_vocabulary_that_a_runtime_has_not_built_in_is_refused(multilingual, t
     assert not list(tmp_path.iterdir())
 
 
+def changed(folder: Path, *, words: tuple[str, ...] = (), untied: bool = False) -> Merged:
+    model, processor = load_base(folder)
+    processor.tokenizer.add_tokens(list(words))
+    model.resize_token_embeddings(model.config.vocab_size + len(words), mean_resizing=False)
+    if untied:
+        model.config.tie_word_embeddings = False
+        table = model.model.decoder.embed_tokens.weight
+        model.proj_out.weight = torch.nn.Parameter(table.detach().roll(1, dims=1))
+    return Merged(model=model.eval(), processor=processor)
+
+
+@pytest.mark.parametrize(
+    ("published", "words", "takes", "message"),
+    [
+        ("english", (), formats(), ""),
+        ("multilingual", (), formats(), ""),
+        ("multilingual", (" Zanzibar",), ("transformers", "onnx"), "words were added to its vocabulary, .*' Zanzibar'"),
+        ("english", (" Zanzibar",), ("transformers", "onnx"), "words were added"),
+        ("english", ("<|Ulm|>",), ("transformers", "onnx"), "51,865 tokens|words were added"),
+    ],
+    indirect=["published"],
+)
+def test_a_model_is_refused_where_its_tokens_would_be_taken_for_others(published, words, takes, message):
+    model = changed(published, words=words)
+    for name, which in formats().items():
+        if name in takes:
+            which.check(model)
+            continue
+        with pytest.raises(ModelError, match=f"{which.runtime} cannot use this model: .*{message}"):
+            which.check(model)
+
+
+def test_rows_without_tokens_make_other_tokens_too(published):
+    model = changed(published)
+    model.model.resize_token_embeddings(51_866, mean_resizing=False)
+    with pytest.raises(ModelError, match=r"by its 51,866 tokens it would be taken for a multilingual one"):
+        formats()["faster-whisper"].check(model)
+    model.model.generation_config.is_multilingual = True
+    with pytest.raises(ModelError, match=r"of 51,866 tokens it takes 50364 for <\|notimestamps\|>, which is 50362"):
+        formats()["mlx"].check(model)
+
+
+def test_a_multilingual_model_with_other_texts_is_no_english_one(multilingual):
+    """CTranslate2 would leave the language out of the prompt."""
+    model, processor = multilingual
+    with pytest.raises(ModelError, match=r"by its 363 tokens it would be taken for an English-only one"):
+        formats()["faster-whisper"].check(Merged(model=model, processor=processor))
+
+
+def test_an_output_layer_of_its_own_is_kept_or_refused(published, tmp_path, long_clips):
+    model = changed(published, untied=True)
+    for name in ("whisper.cpp", "mlx", "openai"):
+        with pytest.raises(ModelError, match="its output layer is not its token embedding"):
+            formats()[name].check(model)
+    expected = [heard.text for heard in transcribe(model.model, model.processor, [clip.audio for clip in long_clips])]
+    tied = [heard.text for heard in transcribe(*load_base(published), [clip.audio for clip in long_clips])]
+    for name in ("transformers", "onnx", "faster-whisper"):
+        which = formats()[name]
+        try:
+            which.require("float32", running=True)
+        except MissingProgram as error:
+            no_runtime(str(error))
+        which.write(model, tmp_path / name, "float32")
+        result = decoded(which, tmp_path / name, long_clips, speech_of(model))
+        assert [row.hypothesis[:LETTERS] for row in result.rows] == [text[:LETTERS] for text in expected]
+        assert [text[:LETTERS] for text in tied] != [text[:LETTERS] for text in expected]
+
+
 @pytest.mark.slow
 def test_unreadable_clips_are_problems_and_a_runtime_that_breaks_off_is_named(multilingual, tmp_path, clips):
     which, speech, (model, processor) = formats()["transformers"], Speech(language="fr"), multilingual

@@ -81,6 +81,21 @@ def test_hub_ids_are_kept_and_a_base_can_be_given(adapted, multilingual, multili
     torch.testing.assert_close(logits(load_base(full)[0]), logits(adapted), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kept", [(), ("tokenizer.json", "tokenizer_config.json"), ("preprocessor_config.json",)])
+def test_what_an_adapter_lacks_is_its_bases(adapted, multilingual, multilingual_folder, tmp_path, kept):
+    """peft alone saves no processor and no generation config."""
+    out = save_final(adapted, multilingual[1], tmp_path / "final", multilingual_folder)
+    for path in out.iterdir():
+        if not path.name.startswith("adapter") and path.name not in kept:
+            path.unlink()
+    for base in (None, multilingual_folder, load_base(multilingual_folder)[0]):
+        merged, processor = load_model(out, base)
+        torch.testing.assert_close(logits(merged), logits(adapted), rtol=1e-4, atol=1e-4)
+        assert processor.tokenizer.get_vocab() == multilingual[1].tokenizer.get_vocab()
+        assert processor.feature_extractor.nb_max_frames == 500
+        assert merged.generation_config.lang_to_id == multilingual[0].generation_config.lang_to_id
+
+
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_files_for_other_runtimes_are_there(multilingual, multilingual_folder, profile_of, tmp_path, method):
     model, processor = multilingual

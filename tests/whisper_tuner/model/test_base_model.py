@@ -59,7 +59,7 @@ def test_settings_that_do_not_name_their_kind_load(multilingual_folder, tmp_path
 
 
 def test_what_is_no_whisper_is_refused_by_name(tmp_path, multilingual_folder):
-    with pytest.raises(ModelError, match=r"empty does not load as a Whisper model"):
+    with pytest.raises(ModelError, match=r"empty has no config.json"):
         (tmp_path / "empty").mkdir()
         load_base(tmp_path / "empty")
     damaged = tmp_path / "damaged"
