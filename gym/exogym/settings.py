@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from exogym.comm.comm import DEFAULT_TIMEOUT
-from exogym.config import at_least, check_keys, check_whole, one_of, refuse
+from exogym.config import at_least, check_keys, check_types, check_whole, one_of, refuse
 from exogym.device import PRECISIONS
 from exogym.errors import SettingError
 from exogym.strategy.strategy import Strategy
@@ -44,7 +45,7 @@ class LoopSettings:
     num_epochs: int | None = None
     max_steps: int | None = None
     val_interval: int | None = None
-    device: str | None = None
+    device: str | torch.device | None = None
     precision: str = "float32"
     checkpoint_interval: int = 0
     resume: bool = False
@@ -54,6 +55,7 @@ class LoopSettings:
     keep_best: bool = False
 
     def __post_init__(self) -> None:
+        check_types(self)
         one_of("precision", self.precision, PRECISIONS)
         if self.num_epochs is None and self.max_steps is None:
             raise SettingError("give num_epochs or max_steps")
@@ -92,7 +94,7 @@ class FitSettings(LoopSettings):
     devices: Sequence[str | int | torch.device] | None = None
     seed: int = 0
     timeout: float = DEFAULT_TIMEOUT
-    save_dir: str | None = None
+    save_dir: str | Path | None = None
     keep_checkpoints: int = 2
 
     def __post_init__(self) -> None:
@@ -126,12 +128,13 @@ class FitSettings(LoopSettings):
         if self.devices is None:
             return
         refuse("devices has one for each rank", device=self.device)
-        if isinstance(self.devices, str) or not 1 <= len(self.devices) <= self.num_nodes:
+        is_list = isinstance(self.devices, Sequence) and not isinstance(self.devices, str)
+        if not is_list or not 1 <= len(self.devices) <= self.num_nodes:
             raise SettingError(f"devices must be a list of 1 to num_nodes ({self.num_nodes}), not {self.devices!r}")
         for device in self.devices:
             try:
                 torch.device(f"cuda:{device}" if isinstance(device, int) else device)
-            except RuntimeError as error:
+            except (RuntimeError, TypeError) as error:
                 raise SettingError(f"devices: {device!r} is not a device: {error}") from None
 
     @property
