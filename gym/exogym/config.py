@@ -146,7 +146,7 @@ def at_least(name: str, value: float, minimum: float) -> None:
 
 
 def check_type(name: str, hint: Any, value: Any) -> None:
-    """Raise SettingError unless `value` is of a type that an annotation names. One beyond TYPES and None is not read."""
+    """Raise SettingError unless `value` is of a type that an annotation names, if these are all of TYPES."""
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if any(kind not in (*TYPES, types.NoneType) for kind in kinds):
         return
@@ -159,8 +159,9 @@ def check_type(name: str, hint: Any, value: Any) -> None:
 
 def check_types(instance: Any) -> None:
     """Check every field of a dataclass by its annotation, see check_type."""
+    hints = typing.get_type_hints(type(instance))
     for field in dataclasses.fields(instance):
-        check_type(field.name, hints_of(type(instance))[field.name], getattr(instance, field.name))
+        check_type(field.name, hints[field.name], getattr(instance, field.name))
 
 
 def check_whole(name: str, value: float, minimum: float = -math.inf) -> None:

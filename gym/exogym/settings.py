@@ -16,6 +16,7 @@ from exogym.device import PRECISIONS
 from exogym.errors import SettingError
 from exogym.strategy.strategy import Strategy
 
+VAL_SIZE = 64
 AUTOCAST = {True: "bf16", "bf16": "bf16", False: "float32"}  # what `fit(autocast=...)` takes, as a precision
 
 
@@ -45,7 +46,7 @@ class LoopSettings:
     num_epochs: int | None = None
     max_steps: int | None = None
     val_interval: int | None = None
-    device: str | torch.device | None = None
+    device: str | None = None
     precision: str = "float32"
     checkpoint_interval: int = 0
     resume: bool = False
@@ -55,6 +56,8 @@ class LoopSettings:
     keep_best: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.device, torch.device):
+            object.__setattr__(self, "device", str(self.device))
         check_types(self)
         one_of("precision", self.precision, PRECISIONS)
         if self.num_epochs is None and self.max_steps is None:
@@ -75,8 +78,8 @@ class FitSettings(LoopSettings):
     max_memory_usage: the part (0 to 1) of the memory available that a rank may take, shared with the ranks of the same
     machine or accelerator; 0.8, if None. Beside minibatch_size or gradient_accumulation it takes effect if it is given:
     then passes that do not fit are made smaller, with a "warning" event.
-    val_size: samples of a validation set that are used, spread evenly over it (all, if None). Where a factory makes the
-    validation sets, it is for each rank's.
+    val_size: samples of a validation set that are used, spread evenly over it (64 if not given; None: all). Where a
+    factory makes the validation sets, it is for each rank's.
     device: where all ranks train (the best there is, if None). devices: one for each rank, names or numbers of CUDA
     cards; fewer than ranks are used in turn.
     seed: shuffling, and with the rank added, all other randomness, as dropout. timeout: seconds that a rank waits for
@@ -90,7 +93,7 @@ class FitSettings(LoopSettings):
     gradient_accumulation: int | None = None
     max_memory_usage: float | None = None
     shuffle: bool = True
-    val_size: int | None = None
+    val_size: int | None = VAL_SIZE
     devices: Sequence[str | int | torch.device] | None = None
     seed: int = 0
     timeout: float = DEFAULT_TIMEOUT
@@ -134,8 +137,8 @@ class FitSettings(LoopSettings):
         for device in self.devices:
             try:
                 torch.device(f"cuda:{device}" if isinstance(device, int) else device)
-            except (RuntimeError, TypeError) as error:
-                raise SettingError(f"devices: {device!r} is not a device: {error}") from None
+            except (RuntimeError, TypeError):
+                raise SettingError(f"devices: {device!r} is not a device: write mps, cuda:N, N or cpu") from None
 
     @property
     def samples_at_once(self) -> int | None:

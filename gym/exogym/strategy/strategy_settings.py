@@ -100,7 +100,7 @@ class StrategyConfig:
     """The settings of every strategy: the optimizer that each rank runs on its own device, and its learning rate.
 
     A subclass adds fields made by `setting`. Types, choices, and the least value of a number are checked here.
-    A field's default is that of a profile, whose runs fine-tune; `usual` has what differs for a strategy made in Python.
+    A field's default is a profile's, whose runs fine-tune; `usual` has what a strategy's constructor takes instead.
     """
 
     inner_optim: Optim = setting(
@@ -144,7 +144,7 @@ class StrategyConfig:
 
     @classmethod
     def usual(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the papers' and upstream's values of settings, for what is not `given` to a strategy's constructor."""
+        """Return the papers' and upstream's values of settings that are not `given` to a strategy's constructor."""
         return {"min_lr_ratio": COSINE_END} if given.get("schedule") == "cosine" else {}
 
     def schedule_spec(self) -> ScheduleSpec:
@@ -211,7 +211,7 @@ def strategy_config(name: str, settings: Mapping[str, Any]) -> StrategyConfig:
 
 
 def build_strategy(name: str, settings: Mapping[str, Any]) -> Any:
-    """Return a strategy, ready for `setup`, from its name and its keys; the rest is as with its class. Imports torch."""
+    """Return a strategy, ready for `setup`, from its name and its keys, as its constructor does. Imports torch."""
     usual = STRATEGIES[one_of("strategy", name, STRATEGIES)][0].usual(settings)
     return strategy_of(strategy_config(name, usual | dict(settings)))
 
