@@ -292,8 +292,7 @@ def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
 
     before = [(module, dict(vars(module)), containers(module)) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    parameters = [(name, p, p.grad, p._version) for name, p in model.named_parameters()]
-    flags = [(p, p.requires_grad) for _, p, _, _ in parameters]
+    parameters = [(name, p, p.grad, p.requires_grad, p._version) for name, p in model.named_parameters()]
     model.zero_grad(set_to_none=True)
     with devices.random_state_kept(device):
         try:
@@ -307,12 +306,10 @@ def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
                     (container.extend if isinstance(container, list) else container.update)(content)
             for buffer, values in buffers:
                 buffer.copy_(values)
-            for _, parameter, gradient, _ in parameters:
-                parameter.grad = gradient
-            for parameter, requires_grad in flags:
-                parameter.requires_grad = requires_grad
+            for _, parameter, gradient, requires_grad, _ in parameters:
+                parameter.grad, parameter.requires_grad = gradient, requires_grad
             devices.empty_cache(device)
-    if changed := [name for name, p, _, version in parameters if p._version != version]:
+    if changed := [name for name, p, *_, version in parameters if p._version != version]:
         raise SettingError(
             f"a forward pass changes the parameter {changed[0]}, so its memory cannot be tried: give minibatch_size"
         )

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 import psutil
@@ -124,28 +124,27 @@ def run_nodes(
         return [node.result for node in nodes], weights
 
 
-class Pickling:
-    """Cloudpickle, as torch.save takes it, also for modules that torch.nn.utils.parametrize has changed."""
+class Pickler(cloudpickle.Pickler):
+    """Pickles also modules with parametrizations (torch.nn.utils.parametrize), each of which has a class of its own."""
 
-    class Pickler(cloudpickle.Pickler):
-        def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, nn.Module) and parametrize.is_parametrized(obj):
-                return _parametrized, (parametrize.type_before_parametrizations(obj), vars(obj))
-            return super().reducer_override(obj)
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, nn.Module) and parametrize.is_parametrized(obj):
+            names = [*cast(nn.ModuleDict, obj.parametrizations)]
+            return _parametrized, (parametrize.type_before_parametrizations(obj), names), vars(obj)
+        return super().reducer_override(obj)
 
 
 def pickled(job: Any) -> bytes:
     file = io.BytesIO()
-    Pickling.Pickler(file).dump(job)
+    Pickler(file).dump(job)
     return file.getvalue()
 
 
-def _parametrized(kind: type[nn.Module], attributes: dict[str, Any]) -> nn.Module:
-    """Return the module of these attributes, with the class of its own that its parametrizations gave it."""
+def _parametrized(kind: type[nn.Module], names: list[str]) -> nn.Module:
+    """Return a module, still empty, whose tensors of these names are computed by its parametrizations."""
     module = kind.__new__(kind)
-    module.__setstate__(attributes)
     parametrize._inject_new_class(module)
-    for name in attributes["_modules"]["parametrizations"]:
+    for name in names:
         parametrize._inject_property(module, name)
     return module
 
@@ -155,7 +154,7 @@ def _save(job: Any, path: Path) -> None:
 
     def problem(value: Any) -> Exception | None:
         try:
-            torch.save(value, path, pickle_module=Pickling, pickle_protocol=pickle.DEFAULT_PROTOCOL)
+            torch.save(value, path, pickle_module=sys.modules[__name__], pickle_protocol=pickle.DEFAULT_PROTOCOL)
         except (AttributeError, RuntimeError, TypeError, ValueError, pickle.PicklingError) as error:
             return error
         return None

@@ -321,16 +321,17 @@ def samples_of(
 ) -> DatasetSamples | BatchSource | None:
     """Return what rank `rank` trains or validates on. DatasetBatches are its own, DatasetSamples are all ranks'."""
     name, own, data = "train_dataset" if training else "val_dataset", is_factory(source), cast(Any, source)
+    given_val_size = None if settings.val_size == VAL_SIZE else settings.val_size
     if own:
         data = call_factory(data, rank, num_nodes, training)
     if data is None and not (own or training):
-        refuse("without val_dataset", val_size=None if settings.val_size == VAL_SIZE else settings.val_size)
+        refuse("without val_dataset", val_size=given_val_size)
         return None
     if data is None:
         raise SettingError(f"{name} is None, or its factory returned None")
     if isinstance(data, BatchSource):
-        sizes = ("minibatch_size", "gradient_accumulation", "max_memory_usage") if training else ("val_size",)
-        given = {name: getattr(settings, name) for name in sizes if settings.val_size != VAL_SIZE or training}
+        sizes = ("minibatch_size", "gradient_accumulation", "max_memory_usage")
+        given = {name: getattr(settings, name) for name in sizes} if training else {"val_size": given_val_size}
         refuse(f"{type(data).__name__} makes its own batches", **given)
         return data
     size, collate = None if training else settings.val_size, _own_collate(data)
