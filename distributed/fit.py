@@ -30,6 +30,8 @@ from distributed.plan.run_spec import RESULT, WEIGHTS, Bundle, RunSpec
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts
 from exogym.errors import SettingError
+from exogym.flat import check_model
+from exogym.nodes import pickled
 from exogym.settings import FitSettings, fit_settings
 from exogym.strategy.strategy import Strategy
 from exogym.train_node import TrainResult
@@ -70,6 +72,7 @@ class NetworkTrainer:
         if "devices" in settings:
             raise SettingError("the hosts file names each host's device: leave devices out")
         self.result = None
+        check_model(self.model)
         parsed = fit_settings({"strategy": strategy, "num_nodes": len(self.hosts.all), **settings})
         with new_run(Path("runs").absolute(), type(self.model).__name__) as run_dir:
             self._send(parsed, run_dir)
@@ -117,7 +120,7 @@ class NetworkTrainer:
 
     def _pickled(self, settings: FitSettings) -> bytes:
         with _own_modules_by_value():
-            return cloudpickle.dumps((self.model, self.train_dataset, self.val_dataset, settings))
+            return pickled((self.model, self.train_dataset, self.val_dataset, settings))
 
 
 @contextmanager

@@ -9,8 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from exogym.errors import SettingError
 
 CHUNK = 16 * 1024 * 1024  # float32 values: 64 MB, the most that is staged from an accelerator at once
+TRAINED = (torch.float32, torch.bfloat16, torch.float16)
+SENT = (*TRAINED, torch.complex64)
 PIECE = 256 * 1024  # values: what is computed of so many stays in a CPU's caches
 
 
@@ -18,25 +23,48 @@ class FlatParameters:
     """Copies a model's trainable parameters and floating-point buffers to and from flat tensors, in a fixed order.
 
     A flat is float32 [numel] on the CPU: parameters in [0, num_parameters), then buffers. Frozen parameters are left
-    out, tied ones stand once, buffers that the state dict leaves out are left out too. Holds no flat itself.
+    out, tied ones stand once, buffers that the state dict leaves out are left out too, and those of OtherBuffers. A
+    complex number is two values. Holds no flat itself. Raises SettingError for a model that check_model refuses.
     """
 
     def __init__(self, model: nn.Module):
+        check_model(model)
         saved = model.state_dict().keys()
         parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._model, self._checks = model, 0
+        self._known = {n: (p, p.requires_grad) for n, p in model.named_parameters()}
         self._frozen = [p.detach() for p in model.parameters() if not p.requires_grad]
-        buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point() and n in saved}
+        buffers = [n for n, b in model.named_buffers() if n in saved and b.dtype in SENT]
         self.parameters: list[nn.Parameter] = list(parameters.values())
         self._buffers = [_place(model, n) for n in buffers]
         self.names = [*parameters, *buffers]
         self._frozen_digest: int | None = None
         self.num_parameters = sum(p.numel() for p in self.parameters)
-        self.numel = self.num_parameters + sum(b.numel() for b in buffers.values())
+        self.numel = self.num_parameters + sum(b.numel() for b in self.buffers)
 
     @property
     def buffers(self) -> list[Tensor]:
         """Looked up each time: a module may replace a buffer rather than write into it."""
-        return [getattr(*place) for place in self._buffers]
+        return [as_real(getattr(*place)) for place in self._buffers]
+
+    def check_grads(self, only: slice = slice(None)) -> None:
+        """Raise SettingError for a gradient that is sparse."""
+        for name, p in zip(self.names[only], self.parameters[only], strict=False):  # names of buffers follow
+            if p.grad is not None and p.grad.layout != torch.strided:
+                what = f"the gradient of {name} is sparse, and ranks add up dense ones"
+                raise SettingError(f"{what}: make its module with sparse=False")
+
+    def check(self) -> None:
+        """Raise SettingError if what is trained is not what it was at first, or its gradient cannot be sent."""
+        self.check_grads()
+        self._checks += 1
+        is_due = not self._checks & (self._checks - 1)  # 1, 2, 4, ...: to find all takes milliseconds in a large model
+        known = ((name, p) for name, (p, _) in self._known.items())
+        for name, p in self._model.named_parameters() if is_due else known:
+            first, was_trained = self._known.get(name, (None, False))
+            if p is not first or p.requires_grad != was_trained:
+                what = f"{name} is new, or its requires_grad was changed, since training began"
+                raise SettingError(f"{what}: settle before `fit` what is trained, and call it once for each stage")
 
     def layout(self) -> int:
         """Return 64 bits that two ranks share only if their flats mean the same."""
@@ -130,6 +158,7 @@ class FlatParameters:
     def read_grads(self, out: Tensor | None = None, only: slice = slice(None)) -> Tensor:
         """Copy gradients to the beginning of `out`, without gaps; a gradient that is None reads as zeros."""
         out = self.empty() if out is None else out
+        self.check_grads(only)
         gather([_zeros_like(p) if p.grad is None else p.grad for p in self.parameters[only]], out)
         return out
 
@@ -149,8 +178,8 @@ class FlatParameters:
         return [*self._weights(), *self.buffers]
 
 
-class IntegerBuffers:
-    """A model's buffers of whole numbers and truth values, as BatchNorm's `num_batches_tracked`, by name.
+class OtherBuffers:
+    """A model's buffers of whole numbers, truth values and float64, as BatchNorm's `num_batches_tracked`, by name.
 
     They are each rank's own and no flat has them. Those that the state dict leaves out are left out here too.
     """
@@ -158,18 +187,38 @@ class IntegerBuffers:
     def __init__(self, model: nn.Module):
         saved = model.state_dict().keys()
         buffers = {n: b for n, b in model.named_buffers() if n in saved}
-        whole = [n for n, b in buffers.items() if not (b.is_floating_point() or b.is_complex())]
-        self._places = {n: _place(model, n) for n in whole}
+        self._places = {n: _place(model, n) for n, b in buffers.items() if b.dtype not in SENT}
 
     def read(self) -> dict[str, Tensor]:
         """Return copies, on the device of the model."""
-        return {name: getattr(*place).clone() for name, place in self._places.items()}
+        return {name: as_real(getattr(*place)).clone() for name, place in self._places.items()}
 
     def write(self, values: dict[str, Tensor]) -> None:
         """Leaves those that `values` does not have as they are."""
         for name, place in self._places.items():
             if name in values:
-                getattr(*place).copy_(values[name])
+                as_real(getattr(*place)).copy_(values[name])
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """Return a view of complex numbers as pairs [..., 2], and any other tensor as it is."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise SettingError for a model that ranks cannot train together as it is."""
+    if not isinstance(model, nn.Module):
+        raise SettingError(f"the model must be a torch.nn.Module, not {model!r}")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            what = f"{name or 'the model'} is a ScriptModule, which cannot be copied"
+            raise SettingError(f"{what}: give the module that it was scripted or traced from")
+    for name, p in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(p):
+            raise SettingError(f"{name} has no shape yet: call the model with a batch before you make the trainer")
+        if p.requires_grad and p.dtype not in TRAINED:
+            what = f"{name} is {p.dtype}, and ranks agree on float32"
+            raise SettingError(f"{what}: train model.float(), and torch.view_as_real of complex numbers")
 
 
 def digest(flat: Tensor) -> int:

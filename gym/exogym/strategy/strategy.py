@@ -90,7 +90,7 @@ class Strategy:
                 raise SettingError(f"{alias} is another name of {name}: give one of them")
         settings = {ALIASES.get(key, key): named(value) for key, value in settings.items()}
         check_keys(type(self).__name__, settings, [f.name for f in fields(self.Config)], also=ALIASES)
-        self.config = self.Config(**settings)
+        self.config = self.Config(**self.Config.usual(settings) | settings)
         self.steps = 0
 
     def setup(self, model: nn.Module, comm: Comm, total_steps: int) -> None:
