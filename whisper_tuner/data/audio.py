@@ -20,6 +20,7 @@ import numpy as np
 import soundfile
 import soxr
 
+from whisper_tuner.data.wav_header import streamed
 from whisper_tuner.errors import DataError, MissingProgram
 
 SAMPLE_RATE = 16_000  # Hz, of every Whisper model
@@ -95,7 +96,7 @@ def open_sound(path: Path) -> soundfile.SoundFile:
 
     Raises one of REFUSED for what another program may read, DataError for a header that is damaged.
     """
-    file = soundfile.SoundFile(path)
+    file = streamed(path) or soundfile.SoundFile(path)
     if LOWEST_RATE <= file.samplerate <= HIGHEST_RATE and file.frames != UNCOUNTED:
         return file
     file.close()
