@@ -1,4 +1,4 @@
-"""What a WAV's header says of its length. A program that writes into a pipe does not know it, and puts a placeholder."""
+"""What a WAV states of its length. A program that writes into a pipe does not know it, and puts a placeholder."""
 
 from __future__ import annotations
 

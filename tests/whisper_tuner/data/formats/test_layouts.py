@@ -116,6 +116,11 @@ def test_a_table_with_tabs_may_be_without_any_quoting(tmp_path, clip):
         ("a.b", "a.b.wav", "without .wav"),
         ("a.wav", "clips/a.wav", "in clips/"),
         ("a", "wavs/a.wav", "in wavs/"),
+        ("a.mp3", "a.wav", "with .mp3, not .wav"),
+        ("a.wav", "a.WAV", "in other capitals"),
+        ("A.Mp3", "clips/a.flac", "with .Mp3, not .flac"),
+        ("Audio/É.WAV", "audio/é.wav", "in other capitals"),
+        ("A", "a.ogg", "without .ogg"),
     ],
 )
 def test_names_of_audio_need_not_be_those_of_the_files(tmp_path, clip, name, file, how):
@@ -127,11 +132,22 @@ def test_names_of_audio_need_not_be_those_of_the_files(tmp_path, clip, name, fil
 
 
 def test_a_name_that_fits_two_files_is_refused(tmp_path, clip):
-    clip(tmp_path / "a.wav")
-    clip(tmp_path / "a.flac")
-    clip(tmp_path / "b.wav")
-    loaded = load_manifest(write(tmp_path / "list.csv", "audio,text\na,one\nb,two\n"))
-    assert [str(problem) for problem in loaded.problems] == ["line 2: a may be a.flac or a.wav: write its extension"]
+    for name in ("a.wav", "a.flac", "b.wav", "c.ogg", "c.wav", "D.wav", "d.WAV"):
+        clip(tmp_path / name)
+    rows = write(tmp_path / "list.csv", "audio,text\na,one\nb,two\nc.mp3,three\nd.wav,four\n")
+    assert [str(problem) for problem in load_manifest(rows).problems] == [
+        "line 2: a may be a.flac or a.wav: write its whole name",
+        "line 4: c.mp3 may be c.ogg or c.wav: write its whole name",
+        "line 5: d.wav may be D.wav or d.WAV: write its whole name",
+    ]
+
+
+def test_the_own_extension_counts_before_another_one(tmp_path, clip):
+    for name in ("a.mp3", "clips/a.wav", "b.2.wav"):
+        clip(tmp_path / name)
+    loaded = load_manifest(write(tmp_path / "list.csv", "audio,text\na.wav,one\nb.2,two\nb.1,three\n"))
+    assert [sample.audio.name for sample in loaded.samples] == ["a.wav", "b.2.wav"]
+    assert [problem.kind for problem in loaded.problems] == ["missing audio"]
 
 
 def test_json_lines_and_lists(tmp_path, clip):
