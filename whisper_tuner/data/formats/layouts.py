@@ -13,6 +13,7 @@ from exogym.config import nearest
 from whisper_tuner.data.formats import (
     audiofolder,
     common_voice,
+    kaldi,
     librispeech,
     lists,
     ljspeech,
@@ -21,7 +22,7 @@ from whisper_tuner.data.formats import (
     subtitles,
 )
 from whisper_tuner.data.formats.place import KIND_OF, NAME_A_FILE, Place, kind_of_folder, read_bytes
-from whisper_tuner.data.formats.rows import AS_IT_IS, Part, Parts, Reading
+from whisper_tuner.data.formats.rows import AS_IT_IS, BadRow, Part, Parts, Reading
 from whisper_tuner.errors import DataError, MissingProgram
 
 
@@ -41,6 +42,7 @@ LAYOUTS: dict[str, Layout] = {
     "datasets": saved,
     "audiofolder": audiofolder,
     "librispeech": librispeech,
+    "kaldi": kaldi,
     "lists": lists,
     "subtitles": subtitles,
     "pairs": pairs,
@@ -55,11 +57,14 @@ def parts_of(path: Path, reading: Reading = AS_IT_IS) -> Parts:
         if reading.layout not in LAYOUTS:
             what = f"there is no layout {reading.layout!r}{nearest(reading.layout, LAYOUTS)}"
             raise DataError(what, remedy=f"Known: {', '.join(LAYOUTS)}.")
-        return LAYOUTS[reading.layout].parts(place, reading)
+        layout = LAYOUTS[reading.layout]
+        if not place.is_file and not layout.recognises(place):
+            raise _unknown(place, f"has no data set of the layout {reading.layout}")
+        return layout.parts(place, reading)
     found = [name for name, layout in LAYOUTS.items() if layout.recognises(place)]
     if not found:
-        raise _unknown(place)
-    if found[0] in BESIDE and len(found) > 1:
+        raise _unknown(place, "is a folder of no layout that is known")
+    if found[0] in BESIDE and len(found) > 1 and not _subtitles_say_all(place, reading):
         raise DataError(
             f"{path} has recordings with subtitles and recordings with a text beside them",
             remedy=f"Say which: layout = {found[0]} or {found[1]} in the dataset's section, --layout for an import.",
@@ -76,15 +81,25 @@ def part_of(path: Path, reading: Reading = AS_IT_IS, kind: str = "train") -> Par
     return found.get(kind) or found["train"]
 
 
-def _unknown(place: Place) -> DataError:
+def _subtitles_say_all(place: Place, reading: Reading) -> bool:
+    """Tell if what stands in texts beside recordings is in their subtitles too: Whisper writes both."""
+    said: dict[Layout, dict[str, list[str]]] = {subtitles: {}, pairs: {}}
+    for layout, found in said.items():
+        for row in (row for part in layout.parts(place, reading).values() for row in part.rows()):
+            if not isinstance(row.cells, BadRow):
+                found.setdefault(str(row.cells["audio"]), []).extend(str(row.cells["text"]).split())
+    return all(said[subtitles].get(audio) == words for audio, words in said[pairs].items())
+
+
+def _unknown(place: Place, what: str) -> DataError:
     if not place.is_folder:
         read_bytes(place.path)  # raises what is wrong with it
-        what = f"{place.path} is not a manifest, and there are neither subtitles nor a text of its name beside it"
-        return DataError(what, remedy=NAME_A_FILE)
+        nothing = f"{place.path} is not a manifest, and there are neither subtitles nor a text of its name beside it"
+        return DataError(nothing, remedy=NAME_A_FILE)
     kinds = sorted({file.suffix.lower() or file.name for file in place.files})
     holds = f"it holds {len(place.files)} files ({', '.join(kinds[:8])})" if place.files else "it is empty"
     return DataError(
-        f"{place.path} is a folder of no layout that is known: {holds}",
+        f"{place.path} {what}: {holds}",
         remedy="Name the file that lists your recordings. docs/data.md shows every layout.",
     )
 

@@ -9,6 +9,7 @@ import codecs
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
@@ -120,6 +121,25 @@ def parts_by_folder(
         first = {file.parts[0] for file in found}
         parts[kind] = part(place.path / first.pop() if len(first) == 1 else place.path, found)
     return parts
+
+
+def parts_by_subset(
+    place: Place, lists: Sequence[PurePosixPath], part: Callable[[Path, Sequence[PurePosixPath]], Part]
+) -> Parts:
+    """Make parts as `parts_by_folder` does, but use nothing outside of these folders.
+
+    Subsets of one kind, such as train-clean-100 and train-clean-360, are one part.
+    """
+    kinds, others = by_kind(lists)
+    if "train" not in kinds:
+        return {"train": part(place.path, lists)}
+    notes = tuple({f"{file.parts[0]} is no part, and not used": None for file in others})
+    found = {}
+    for kind, files in kinds.items():
+        names = list(dict.fromkeys(file.parts[0] for file in files))
+        one = part(place.path / names[0] if len(names) == 1 else place.path, files)
+        found[kind] = replace(one, facts={"subsets": ", ".join(names), **one.facts}, notes=(*notes, *one.notes))
+    return found
 
 
 def kind_of_folder(name: str) -> str | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from whisper_tuner.errors import DataError
-from whisper_tuner.files import AUDIO_SUFFIXES, expanded, is_file
+from whisper_tuner.files import expanded, is_audio, is_file
 from whisper_tuner.problems import Kind
 from whisper_tuner.text import is_unicode
 
@@ -143,12 +143,12 @@ def _form(name: str) -> str:
 
 def _difference(name: str, file: str) -> str:
     """Say how a name differs from that of its file; both in NFC."""
-    stem, suffix = os.path.splitext(file)
     if name == file:
         return "in another form of Unicode"
     if name.casefold() == file.casefold():
         return "in other capitals"
-    return f"without {suffix}" if name.casefold() == stem.casefold() else f"with {Path(name).suffix}, not {suffix}"
+    suffix = Path(file).suffix
+    return f"with {Path(name).suffix}, not {suffix}" if is_audio(Path(name)) else f"without {suffix}"
 
 
 class _Listing:
@@ -160,9 +160,8 @@ class _Listing:
         for entry in os.scandir(folder):
             name = _form(entry.name)
             self._add("whole", name, entry.name)
-            stem, suffix = os.path.splitext(name)
-            if suffix.lower() in AUDIO_SUFFIXES:
-                self._add("stem", stem, entry.name)
+            if is_audio(Path(name)):
+                self._add("stem", Path(name).stem, entry.name)
 
     def _add(self, kind: str, name: str, file: str) -> None:
         self._names.setdefault((kind, name), []).append(file)
@@ -171,10 +170,9 @@ class _Listing:
     def find(self, name: str, loosely: bool) -> Path | None:
         """The file that fits best; loosely: with another extension. Raises BadRow where several fit alike."""
         wanted = _form(name)
-        stem, suffix = os.path.splitext(wanted)
         meant = [("whole", wanted), ("stem", wanted)]
         if loosely:
-            meant = [("stem", stem)] if suffix.lower() in AUDIO_SUFFIXES else []
+            meant = [("stem", Path(wanted).stem)] if is_audio(Path(wanted)) else []
         for kind, text in meant:
             for key in ((kind, text), (f"{kind} in any case", text.casefold())):
                 found = sorted(file for file in self._names.get(key, []) if is_file(self._folder / file))

@@ -33,7 +33,7 @@ Records = Iterator[tuple[int, "list[str] | BadRow"]]
 def part_of(path: Path, text: str, encoding: str, notes: Sequence[str], reading: Reading) -> Part:
     """Raises DataError where nobody can tell which column is audio and which text."""
     lines = list(io.StringIO(text, newline=""))
-    folders = (path.parent, *(path.parent / name for name in USUAL_FOLDERS))
+    folders = (path.parent, *(path.parent / name for name in USUAL_FOLDERS), path.parent / "audio" / path.stem)
     told, notes = DELIMITERS.get(reading.delimiter), list(notes)
     usual = "\t" if path.suffix.lower() == ".tsv" else ","
     marks = [told] if told else sorted(ITS_NAME, key=lambda mark: mark != usual)  # the likeliest first

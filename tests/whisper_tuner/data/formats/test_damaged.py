@@ -90,7 +90,7 @@ REFUSED: dict[str, tuple[dict[str, str | bytes], str, str, str]] = {
         "Name one of these",
     ),
     "subtitles and texts": (
-        {"d/a.wav": "copy", "d/a.txt": "x", "d/a.srt": "1\n00:00:00,000 --> 00:00:01,000\nx\n"},
+        {"d/a.wav": "copy", "d/a.txt": "x", "d/a.srt": "1\n00:00:00,000 --> 00:00:01,000\ny\n"},
         "d",
         "subtitles and recordings with a text",
         "layout = subtitles or pairs",
