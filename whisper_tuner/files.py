@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import SimpleNamespace
 
 from whisper_tuner.errors import RunError
@@ -44,6 +44,11 @@ def expanded(path: str | Path) -> Path:
         return Path(path).expanduser()
     except (RuntimeError, ValueError):
         return Path(path)
+
+
+def is_audio(path: PurePath) -> bool:
+    """Tell by the name."""
+    return path.suffix.lower() in AUDIO_SUFFIXES
 
 
 def is_file(path: Path) -> bool:

@@ -20,10 +20,12 @@ import numpy as np
 import soundfile
 import soxr
 
+from whisper_tuner.data.wav_header import Stated
 from whisper_tuner.errors import DataError, MissingProgram
 
 SAMPLE_RATE = 16_000  # Hz, of every Whisper model
 UNCOUNTED = 2**63 - 1  # the frames that libsndfile gives for a FLAC that was written into a pipe
+LONGEST_WAV = 1 << 32  # bytes: more than its header can state
 LOWEST_RATE, HIGHEST_RATE = 1000, 768_000  # Hz; others mean a damaged header, and resampling would go on for hours
 LOUDEST = 1e6  # full scale is 1; a float WAV may hold more, but infinity and NaN are damage
 CLIP_S = 31.0  # what Whisper hears at once, and a second more, for codecs add some
@@ -96,11 +98,16 @@ def open_sound(path: Path) -> soundfile.SoundFile:
     Raises one of REFUSED for what another program may read, DataError for a header that is damaged.
     """
     file = soundfile.SoundFile(path)
-    if LOWEST_RATE <= file.samplerate <= HIGHEST_RATE and file.frames != UNCOUNTED:
+    is_wav = file.format in ("WAV", "WAVEX")
+    if file.frames == UNCOUNTED or (is_wav and path.stat().st_size > LONGEST_WAV):
+        file.close()
+        raise ValueError("its header does not say how long it is")
+    if is_wav and not file.frames:
+        file.close()
+        file = soundfile.SoundFile(Stated(path))
+    if LOWEST_RATE <= file.samplerate <= HIGHEST_RATE:
         return file
     file.close()
-    if file.frames == UNCOUNTED:
-        raise ValueError("its header does not say how long it is")
     raise DataError(f"{path} states {file.samplerate} samples a second", remedy="Its header is damaged: copy it again.")
 
 

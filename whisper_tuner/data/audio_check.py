@@ -6,7 +6,6 @@ Results are kept by path, size and modification time, so checking ten thousand c
 from __future__ import annotations
 
 import hashlib
-import struct
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,16 +15,16 @@ from pathlib import Path
 import soundfile
 
 from whisper_tuner.data.audio import REFUSED, duration, open_sound
+from whisper_tuner.data.wav_header import is_cut
 from whisper_tuner.errors import TunerError
 from whisper_tuner.fact_store import FactStore, file_stamp
 from whisper_tuner.files import download_remedy, is_evicted
 from whisper_tuner.problems import Kind
 
-FACT = "header 1"  # raise its number when a check is added: results of older versions are then ignored
+FACT = "header 2"  # raise its number when a check is added or mended: results of older versions are then ignored
 SHORTEST_S = 0.02  # less than one window of the log-mel
 EDGE_FRAMES = 1600  # a tenth of a second at 16 kHz, decoded at the beginning and at the end
 _THREADS = 8
-_STREAMED = (0, 0x7FFFF000, 0x7FFFFFFF, 0xFFFFFFFF)  # lengths in a WAV header that mean "not known when it was written"
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ def examine(path: Path) -> tuple[float, str, str]:
         seconds = file.frames / file.samplerate
         if seconds < SHORTEST_S:
             return seconds, Kind.EMPTY_AUDIO, f"{path} holds {seconds:g} s of audio"
-        if not _edges_decode(file, path) or _cut_wav(path):
+        if not _edges_decode(file, path) or is_cut(path):
             return seconds, Kind.TRUNCATED, f"{path} ends before its header says, or is damaged; copy it again"
     return seconds, "", ""
 
@@ -177,18 +176,3 @@ def _says_its_length(mp3: Path) -> bool:
         file.seek(10 + tag if head[:3] == b"ID3" else 0)
         first = file.read(1024)
     return any(mark in first for mark in (b"Xing", b"Info", b"VBRI"))
-
-
-def _cut_wav(path: Path) -> bool:
-    """Tell if a WAV's data chunk is longer than the file, which libsndfile does not report."""
-    end = path.stat().st_size
-    with path.open("rb") as file:
-        riff = file.read(12)
-        if riff[:4] != b"RIFF" or riff[8:] != b"WAVE":
-            return False
-        while len(chunk := file.read(8)) == 8:
-            name, length = chunk[:4], struct.unpack("<I", chunk[4:])[0]
-            if name == b"data":
-                return length not in _STREAMED and file.tell() + length > end
-            file.seek(length + length % 2, 1)
-    return False

@@ -1,11 +1,15 @@
+import struct
 import subprocess
 
 import numpy as np
 import pytest
 
 from whisper_tuner.data import audio
-from whisper_tuner.data.audio import duration, find_program, load_audio
+from whisper_tuner.data.audio import duration, find_program, load_audio, opened
+from whisper_tuner.data.audio_check import examine
+from whisper_tuner.data.checks.facts import measure
 from whisper_tuner.errors import DataError, MissingProgram
+from whisper_tuner.problems import Kind
 
 
 def loudest_frequency(waveform: np.ndarray, rate: int = 16_000) -> float:
@@ -62,6 +66,54 @@ def test_damaged_file_is_named(tmp_path, need_program):
 def test_file_without_samples_is_refused(tmp_path, audio_file):
     with pytest.raises(DataError, match="holds no audio"):
         load_audio(audio_file(tmp_path / "empty.wav", seconds=0))
+
+
+def wav_of(stated: int, samples: bytes, before: bytes = b"", after: bytes = b"") -> bytes:
+    form = struct.pack("<HHIIHH", 1, 1, 16_000, 32_000, 2, 16)
+    head = b"RIFF" + struct.pack("<I", min(stated + 36, 0xFFFFFFFF)) + b"WAVEfmt " + struct.pack("<I", 16) + form
+    return head + before + b"data" + struct.pack("<I", stated) + samples + after
+
+
+LIST = b"LIST" + struct.pack("<I", 4) + b"INFO"
+TONE = (8000 * np.sin(np.arange(16_000) / 20)).astype("<i2").tobytes()
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [0, 2_000_000_000, 2_000_000_000 - 36, 0x7FFFF000, 0x7FFFFF00, 0x7FFFFFFF - 36, 0xFFFFFFFF - 36, 0xFFFFFFFF],
+)
+def test_a_wav_that_was_written_into_a_pipe_is_read_to_its_end(tmp_path, stated):
+    path = tmp_path / "a.wav"
+    path.write_bytes(wav_of(stated, TONE, before=LIST))
+    assert duration(path) == 1 and examine(path) == (1, "", "")
+    np.testing.assert_array_equal(load_audio(path), np.frombuffer(TONE, "<i2") / np.float32(32768))
+    assert measure(path).seconds == 1 and not measure(path).missing_s
+    with opened(path) as file:
+        file.seek(8000)
+        assert len(file.read()) == 8000
+
+
+@pytest.mark.parametrize("after", [b"", LIST], ids=["nothing", "another chunk"])
+def test_a_wav_without_samples_is_none_that_was_written_into_a_pipe(tmp_path, after):
+    path = tmp_path / "a.wav"
+    path.write_bytes(wav_of(0, b"", after=after))
+    assert examine(path)[1] == Kind.EMPTY_AUDIO
+
+
+@pytest.mark.parametrize("stated", [32_000, 2_100_000_000])
+def test_a_wav_that_was_cut_is_not_either(tmp_path, stated):
+    path = tmp_path / "a.wav"
+    path.write_bytes(wav_of(stated, TONE[:-2]))
+    assert examine(path)[1] == Kind.TRUNCATED
+
+
+def test_a_wav_of_unknown_length_beyond_4_gib_is_not_cut_there(tmp_path, need_program):
+    need_program("ffprobe")
+    path = tmp_path / "a.wav"
+    path.write_bytes(wav_of(0, b""))
+    with path.open("r+b") as file:
+        file.truncate(44 + (5 << 30))  # takes no room on the disk
+    assert duration(path) == pytest.approx((5 << 30) / 32_000)
 
 
 def test_a_format_that_needs_ffmpeg_says_so(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from exogym.config import nearest
 from whisper_tuner.data.formats import (
     audiofolder,
     common_voice,
+    kaldi,
     librispeech,
     lists,
     ljspeech,
@@ -42,6 +43,7 @@ LAYOUTS: dict[str, Layout] = {
     "datasets": saved,
     "audiofolder": audiofolder,
     "librispeech": librispeech,
+    "kaldi": kaldi,
     "lists": lists,
     "subtitles": subtitles,
     "pairs": pairs,
@@ -56,10 +58,12 @@ def parts_of(path: Path, reading: Reading = AS_IT_IS) -> Parts:
     if name and name not in LAYOUTS:
         what = f"there is no layout {name!r}{nearest(name, LAYOUTS)}"
         raise DataError(what, remedy=f"Known: {', '.join(LAYOUTS)}.")
+    if name and not place.is_file and not LAYOUTS[name].recognises(place):
+        raise _unknown(place, f"has no data set of the layout {name}")
     fits = [name] if name else [name for name, layout in LAYOUTS.items() if layout.recognises(place)]
     if not fits:
-        raise _unknown(place)
-    if fits[0] in BESIDE and len(fits) > 1:
+        raise _unknown(place, "is a folder of no layout that is known")
+    if fits[0] in BESIDE and len(fits) > 1 and not _subtitles_say_all(place, reading):
         raise DataError(
             f"{path} has recordings with subtitles and recordings with a text beside them",
             remedy=f"Say which: layout = {fits[0]} or {fits[1]} in the dataset's section, --layout for an import.",
@@ -119,16 +123,26 @@ def _divided(part: Part, kind: str, *, is_alone: bool) -> Parts:
     return {own: part.only(kind_of, own, notes) for own in parts}
 
 
-def _unknown(place: Place) -> DataError:
+def _subtitles_say_all(place: Place, reading: Reading) -> bool:
+    """Tell if what stands in texts beside recordings is in their subtitles too: Whisper writes both."""
+    said: dict[Layout, dict[str, list[str]]] = {subtitles: {}, pairs: {}}
+    for layout, found in said.items():
+        for row in (row for part in layout.parts(place, reading).values() for row in part.rows()):
+            if not isinstance(row.cells, BadRow):
+                found.setdefault(str(row.cells["audio"]), []).extend(str(row.cells["text"]).split())
+    return all(said[subtitles].get(audio) == words for audio, words in said[pairs].items())
+
+
+def _unknown(place: Place, what: str) -> DataError:
     if not place.is_folder:
         read_bytes(place.path)  # raises what is wrong with it
-        what = f"{place.path} is not a manifest, and there are neither subtitles nor a text of its name beside it"
-        return DataError(what, remedy=NAME_A_FILE)
+        nothing = f"{place.path} is not a manifest, and there are neither subtitles nor a text of its name beside it"
+        return DataError(nothing, remedy=NAME_A_FILE)
     kinds = sorted({file.suffix.lower() or file.name for file in place.files})
     holds = f"it holds {len(place.files)} files ({', '.join(kinds[:8])})" if place.files else "it is empty"
     return DataError(
-        f"{place.path} is a folder of no layout that is known: {holds}",
-        remedy="Name the file that lists your recordings. docs/data.md shows every layout.",
+        f"{place.path} {what}: {holds}",
+        remedy="Name the file that lists your recordings, or save their texts as SRT. docs/data.md shows every layout.",
     )
 
 

@@ -23,13 +23,17 @@ from whisper_tuner.text import parse_json
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 SUFFIXES = (".csv", ".tsv", *JSON_SUFFIXES)
 STEM = re.compile(rf"(.*?)[-_. ]?({'|'.join(KIND_OF)})", re.IGNORECASE)
+LABEL_STUDIO = {"data", "annotations"}
+# FLEURS, without a header: number of the sentence, file, text, text in small letters, its letters, samples, gender.
+FLEURS = re.compile(r"\d+\t[^\t]+\.wav(\t[^\t]*){3}\t\d+\t[A-Z]+")
+PRINTED = "column 3 is the text as it is printed; column 4, in small letters without punctuation: text_column = 4"
 LIST = re.compile(r"\s*\[\s*[{\]]")
 
 
 def recognises(place: Place) -> bool:
     if place.is_folder:
         return any(map(is_list, place.at_top(*SUFFIXES)))
-    return place.path.suffix.lower() not in (*AUDIO_SUFFIXES, *subtitles.SUFFIXES)
+    return place.path.suffix.lower() not in AUDIO_SUFFIXES and not subtitles.holds_cues(place.path)
 
 
 def parts(place: Place, reading: Reading) -> Parts:
@@ -54,6 +58,10 @@ def part(path: Path, reading: Reading) -> Part:
     """Raises DataError for a file that cannot be read, or whose rows have no audio and text."""
     text, encoding, notes = read_text(path, reading)
     if path.suffix.lower() not in JSON_SUFFIXES and text.lstrip()[:1] not in ("{", "["):
+        if FLEURS.fullmatch(text.partition("\n")[0].strip()):
+            notes = notes if reading.text_column else [*notes, PRINTED]
+            audio, words = reading.audio_column or "2", reading.text_column or "3"
+            reading = replace(reading, delimiter="tab", audio_column=audio, text_column=words)
         return table.part_of(path, text, encoding, notes, reading)
     in_list = LIST.match(text) is not None
     rows = _listed if in_list else _lines
@@ -63,6 +71,9 @@ def part(path: Path, reading: Reading) -> Part:
             names, odd = list(row.cells), ""
             break
         odd = odd or str(row.cells)
+    if LABEL_STUDIO.issubset(names):
+        what = f"{path} is what Label Studio exports as JSON"
+        raise DataError(what, remedy="Export JSON-MIN or CSV, and write your files' names for its /data/upload/... .")
     check_columns(path, names, reading, odd)
     return Part(
         path=path,
@@ -78,9 +89,11 @@ def part(path: Path, reading: Reading) -> Part:
 
 
 def is_list(path: Path) -> bool:
-    """Tell if a file's first line names an audio and a text column."""
+    """Tell if a file's first line names an audio and a text column, or is one of FLEURS."""
     line = first_line(path)
-    return is_row(line) if path.suffix.lower() in JSON_SUFFIXES else table.is_header(line)
+    if path.suffix.lower() in JSON_SUFFIXES:
+        return is_row(line)
+    return table.is_header(line) or FLEURS.fullmatch(line.strip()) is not None
 
 
 def is_row(line: str) -> bool:

@@ -1,4 +1,7 @@
-"""Folders of recordings with a text of the same name beside each: a.wav and a.txt."""
+"""Folders of recordings with a text of the same name beside each: a.wav and a.txt.
+
+LibriTTS has two, a.original.txt and a.normalized.txt, in which numbers are words: that one is used.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,35 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from whisper_tuner.data.formats.place import Place, parts_by_folder, read_text
-from whisper_tuner.data.formats.rows import BadRow, Cells, Part, Parts, Reading, Row
+from whisper_tuner.data.formats.rows import BadRow, Part, Parts, Reading, Row
 from whisper_tuner.errors import DataError
 from whisper_tuner.files import AUDIO_SUFFIXES
 from whisper_tuner.problems import Kind
 
-TEXT = ".txt"
+TEXT, NORMALIZED, ORIGINAL = ".txt", ".normalized.txt", ".original.txt"
+LIBRITTS = f"texts are those in {NORMALIZED}, with numbers as words, not those in {ORIGINAL}"
 
 
 def recognises(place: Place) -> bool:
     if place.is_file:
         return place.path.suffix.lower() in AUDIO_SUFFIXES and place.path.with_suffix(TEXT).is_file()
     audio = {file.with_suffix("") for file in place.files if file.suffix.lower() in AUDIO_SUFFIXES}
-    return any(file.with_suffix("") in audio for file in place.named(f"*{TEXT}"))
+    return any(_recording(file) in audio for file in place.named(f"*{TEXT}"))
 
 
 def parts(place: Place, reading: Reading) -> Parts:
     if place.is_file:
         names = [PurePosixPath(place.path.name), PurePosixPath(place.path.with_suffix(TEXT).name)]
         return {"train": _part(place.path.parent, reading, place.path, names)}
-    ours = [file for file in place.files if file.suffix.lower() in (*AUDIO_SUFFIXES, TEXT)]
+    twins = {file.with_name(file.name.replace(NORMALIZED, ORIGINAL)) for file in place.named(f"*{NORMALIZED}")}
+    ours = [file for file in place.files if file.suffix.lower() in (*AUDIO_SUFFIXES, TEXT) and file not in twins]
     return parts_by_folder(place, ours, partial(_part, place.path, reading))
+
+
+def _recording(file: PurePosixPath) -> PurePosixPath:
+    """The name without what stands behind it, of a recording or its text."""
+    whole = file.with_suffix("")
+    return whole.with_suffix("") if file.name.endswith(NORMALIZED) else whole
 
 
 def _part(root: Path, reading: Reading, path: Path, files: Sequence[PurePosixPath]) -> Part:
@@ -38,17 +49,18 @@ def _part(root: Path, reading: Reading, path: Path, files: Sequence[PurePosixPat
         rows=partial(_rows, root, files, reading),
         folder=root,
         facts={"files": f"{len(files) - texts} recordings, {texts} texts"},
+        notes=(LIBRITTS,) if any(file.name.endswith(NORMALIZED) for file in files) else (),
     )
 
 
 def _rows(root: Path, files: Sequence[PurePosixPath], reading: Reading) -> Iterator[Row]:
     groups: dict[PurePosixPath, list[PurePosixPath]] = {}
     for file in files:
-        groups.setdefault(file.with_suffix(""), []).append(file)
+        groups.setdefault(_recording(file), []).append(file)
     for name, group in groups.items():
         texts = [file for file in group if file.suffix.lower() == TEXT]
         audio = [file for file in group if file not in texts]
-        cells: Cells | BadRow
+        cells: dict[str, object] | BadRow
         if not audio:
             cells = BadRow(Kind.NO_AUDIO, f"there is no recording {name.name} beside it")
         elif not texts:
@@ -60,6 +72,8 @@ def _rows(root: Path, files: Sequence[PurePosixPath], reading: Reading) -> Itera
             try:
                 words = read_text(root / texts[0], reading)[0].split()
                 cells = {"id": str(name), "audio": str(audio[0]), "text": " ".join(words)}
+                if texts[0].name.endswith(NORMALIZED):
+                    cells["speaker"] = name.name.partition("_")[0]
             except DataError as error:
                 cells = BadRow(Kind.NO_TEXT, " ".join(str(error).split()))
         yield Row(1, cells, str((texts or audio)[0]))

@@ -9,6 +9,7 @@ import codecs
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
@@ -105,20 +106,28 @@ def by_kind(files: Iterable[PurePosixPath]) -> tuple[dict[str, list[PurePosixPat
 
 
 def parts_by_folder(
-    place: Place, files: Sequence[PurePosixPath], part: Callable[[Path, Sequence[PurePosixPath]], Part]
+    place: Place,
+    files: Sequence[PurePosixPath],
+    part: Callable[[Path, Sequence[PurePosixPath]], Part],
+    *,
+    with_others: bool = True,
 ) -> Parts:
     """Make parts by the folders train/, dev/ and test/ where there is a train/; else one. Each has a path, and files.
 
-    What is outside of these folders is trained on, too.
+    Several of one kind, such as train-clean-100 and train-clean-360, are one part. with_others: what is outside of
+    these folders is trained on, too; else it is not used.
     """
     kinds, others = by_kind(files)
     if "train" not in kinds:
         return {"train": part(place.path, files)}
-    kinds["train"] = [*others, *kinds["train"]]
+    notes = {} if with_others else {f"{file.parts[0]} is no part, and not used": None for file in others}
+    kinds["train"] = [*(others if with_others else ()), *kinds["train"]]
     parts = {}
     for kind, found in kinds.items():
-        first = {file.parts[0] for file in found}
-        parts[kind] = part(place.path / first.pop() if len(first) == 1 else place.path, found)
+        names = list(dict.fromkeys(file.parts[0] for file in found))
+        one = part(place.path / names[0] if len(names) == 1 else place.path, found)
+        facts = {} if with_others else {"subsets": ", ".join(names)}
+        parts[kind] = replace(one, facts={**facts, **one.facts}, notes=(*notes, *one.notes))
     return parts
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from whisper_tuner.errors import DataError
-from whisper_tuner.files import AUDIO_SUFFIXES, expanded, is_file
+from whisper_tuner.files import expanded, is_audio, is_file
 from whisper_tuner.problems import Kind
 from whisper_tuner.text import is_unicode
 
@@ -103,62 +103,85 @@ class AudioNames:
             return True
 
     def _respelled(self, name: str) -> Path | None:
-        spelled, found = expanded(name.replace("\\", "/")), None
-        for folder in self._folders:
-            with contextlib.suppress(OSError, ValueError):  # a name that no disk takes
-                place = folder / spelled
-                if parent := self._folder(place.parent):
-                    if parent not in self._listed:
-                        self._listed[parent] = _Listing(parent)
-                    found = self._listed[parent].find(place.name)
-            if found:
-                break
-        else:
+        spelled = expanded(name.replace("\\", "/"))
+        # With another extension only if no folder has it with its own.
+        tries = ((folder, loosely) for loosely in (False, True) for folder in self._folders)
+        looked = ((folder, self._look(folder / spelled, loosely)) for folder, loosely in tries)
+        folder, found = next((each for each in looked if each[1]), (None, None))
+        if not (folder and found):
             return None
         if "\\" in name:
             self.changed["with backslashes"] += 1
         if folder != self._folders[0]:
             self.changed[f"in {folder.name}/"] += 1
         if spelled.name != found.name:
-            same = unicodedata.normalize("NFC", spelled.name) == unicodedata.normalize("NFC", found.name)
-            self.changed["in another form of Unicode" if same else f"without {found.suffix}"] += 1
+            self.changed[_difference(_form(spelled.name), _form(found.name))] += 1
         return found
 
+    def _look(self, place: Path, loosely: bool) -> Path | None:
+        with contextlib.suppress(OSError, ValueError):  # a name that no disk takes
+            if parent := self._folder(place.parent):
+                if parent not in self._listed:
+                    self._listed[parent] = _Listing(parent)
+                return self._listed[parent].find(place.name, loosely)
+        return None
+
     def _folder(self, path: Path) -> Path | None:
-        """The folder itself, or the one whose name is the same in another form of Unicode."""
+        """The folder itself, or the only one whose name is the same in another form of Unicode, or other capitals."""
         if path.is_dir():
             return path
         if path.name in ("", "..") or not (parent := self._folder(path.parent)):
             return None
-        wanted = unicodedata.normalize("NFC", path.name)
-        names = (entry.name for entry in os.scandir(parent) if entry.is_dir())
-        return next((parent / name for name in names if unicodedata.normalize("NFC", name) == wanted), None)
+        names = [entry.name for entry in os.scandir(parent) if entry.is_dir()]
+        alike = [name for name in names if _form(name) == _form(path.name)]
+        alike = alike or [name for name in names if _form(name).casefold() == _form(path.name).casefold()]
+        return parent / alike[0] if len(alike) == 1 else None
+
+
+def _form(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
+
+
+def _difference(name: str, file: str) -> str:
+    """Say how a name differs from that of its file; both in NFC."""
+    if name == file:
+        return "in another form of Unicode"
+    if name.casefold() == file.casefold():
+        return "in other capitals"
+    suffix = Path(file).suffix
+    return f"with {Path(name).suffix}, not {suffix}" if is_audio(Path(name)) else f"without {suffix}"
 
 
 class _Listing:
-    """The files of one folder, by name and by name without extension, in NFC."""
+    """The files of one folder. A name is compared in NFC: as it is, without its capitals, then without extensions."""
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._names: dict[str, str] = {}
-        self._stems: dict[str, list[str]] = {}
+        self._names: dict[tuple[str, str], list[str]] = {}
         for entry in os.scandir(folder):
-            name = unicodedata.normalize("NFC", entry.name)
-            self._names[name] = entry.name
-            stem, dot, suffix = name.rpartition(".")
-            if (dot + suffix).lower() in AUDIO_SUFFIXES:
-                self._stems.setdefault(stem, []).append(entry.name)
+            name = _form(entry.name)
+            self._add("whole", name, entry.name)
+            if is_audio(Path(name)):
+                self._add("stem", Path(name).stem, entry.name)
 
-    def find(self, name: str) -> Path | None:
-        wanted = unicodedata.normalize("NFC", name)
-        if own := self._names.get(wanted):
-            path = self._folder / own
-            if is_file(path):
-                return path
-        several = sorted(self._stems.get(wanted, []))
-        if len(several) > 1:
-            raise BadRow(Kind.NO_AUDIO, f"{name} may be {' or '.join(several)}: write its extension")
-        return self._folder / several[0] if several else None
+    def _add(self, kind: str, name: str, file: str) -> None:
+        self._names.setdefault((kind, name), []).append(file)
+        self._names.setdefault((f"{kind} in any case", name.casefold()), []).append(file)
+
+    def find(self, name: str, loosely: bool) -> Path | None:
+        """The file that fits best; loosely: with another extension. Raises BadRow where several fit alike."""
+        wanted = _form(name)
+        meant = [("whole", wanted), ("stem", wanted)]
+        if loosely:
+            meant = [("stem", Path(wanted).stem)] if is_audio(Path(wanted)) else []
+        for kind, text in meant:
+            for key in ((kind, text), (f"{kind} in any case", text.casefold())):
+                found = sorted(file for file in self._names.get(key, []) if is_file(self._folder / file))
+                if len(found) > 1:
+                    raise BadRow(Kind.NO_AUDIO, f"{name} may be {' or '.join(found)}: write its whole name")
+                if found:
+                    return self._folder / found[0]
+        return None
 
 
 class Row(NamedTuple):
@@ -283,14 +306,14 @@ def check_columns(path: Path, names: Sequence[str], reading: Reading, as_read: s
             raise no_column(path, names, reading, as_read)
 
 
-def no_column(path: Path, names: Sequence[str], reading: Reading, as_read: str) -> DataError:
+def no_column(path: Path, names: Sequence[str], reading: Reading, as_read: str, example: str = "") -> DataError:
     """Say that there is no audio column among these, or no text column. as_read: how line 1 was read."""
     has_audio = any(name in reading.audio_names for name in names)
     what, accepted = ("text", reading.text_names) if has_audio else ("audio", reading.audio_names)
     said = f" {accepted[0]!r}" if getattr(reading, f"{what}_column") else ""
     read = f"; line 1 was read as: {as_read}" if as_read else ""
     found = ", ".join(names) or "nothing"
-    example = next((name for name in names if name), "NAME")
+    example = example or next((name for name in names if name and name not in reading.audio_names), "NAME")
     return DataError(
         f"{path} has no {what} column{said}; found: {found}{read}",
         remedy=f"Name it one of {', '.join(accepted if not said else names)}, or say which it is: "

@@ -5,27 +5,32 @@ Another kind of text with times needs a line in READERS, and a function that giv
 
 from __future__ import annotations
 
+import contextlib
 import html
+import math
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from whisper_tuner.data.formats.place import Place, parts_by_folder, read_text
+from whisper_tuner.data.formats.place import Place, first_line, parts_by_folder, read_bytes, read_text
 from whisper_tuner.data.formats.rows import BadRow, Part, Parts, Reading, Row
 from whisper_tuner.errors import DataError
-from whisper_tuner.files import AUDIO_SUFFIXES
+from whisper_tuner.files import AUDIO_SUFFIXES, is_audio
 from whisper_tuner.problems import Kind
+from whisper_tuner.text import parse_json
 from whisper_tuner.timed_text import Said, timed_text_of, without_overlaps
 
 LONGEST_S = 30.0  # what Whisper hears at once
 LONGEST_GAP_S = 1.0  # in a longer one something may be said that no cue has
+SAME_S = 0.5  # between the times of two files of one recording
+WHY_CUT = "its clips are parts of long recordings"
 TIME = r"(?:(\d+):)?(\d{1,2}):(\d{1,2})[.,](\d{1,3})"
 TIMES = re.compile(rf"\s*{TIME}\s*-->\s*{TIME}(?:\s.*)?")
 MARKUP = re.compile(r"<[^<>]*>|\{\\[^{}]*\}")  # <i>, <c.yellow>, <00:00:01.000>; {\an8}
 NO_CUES = ("NOTE", "STYLE", "REGION")
-WHY_CUT = "its clips are parts of long recordings"
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,12 @@ class Cue:
     line: int
 
 
-def cues(text: str) -> Iterator[Cue | tuple[int, BadRow]]:
-    """Yield the cues of an SRT or a WebVTT file, and, with its line, what looks like one and is none."""
+Found = Cue | tuple[int, BadRow]
+"""A cue; or what looks like one and is none, with its line."""
+
+
+def cues(text: str) -> Iterator[Found]:
+    """Yield the cues of an SRT or a WebVTT file."""
     lines = text.splitlines()
     at = 0
     while at < len(lines):
@@ -51,35 +60,94 @@ def cues(text: str) -> Iterator[Cue | tuple[int, BadRow]]:
         at += 1
 
 
-READERS: dict[str, Callable[[str], Iterator[Cue | tuple[int, BadRow]]]] = {".srt": cues, ".vtt": cues}
-SUFFIXES = tuple(READERS)
+def _cue(block: list[str], first: int) -> Iterator[Found]:
+    """Read lines without an empty one between; the first stands in this line of the file."""
+    numbered = block[0].strip().isdigit()
+    place = next((number for number, line in enumerate(block[:2]) if "-->" in line), None)
+    if place is None:
+        header = first == 1 and block[0].lstrip("\ufeff").startswith("WEBVTT")
+        if not (header or block[0].startswith(NO_CUES) or (len(block) == 1 and numbered)):
+            what = f"no times of a cue: {block[numbered].strip()[:60]}"
+            yield first + numbered, BadRow(Kind.COLUMNS, what)
+        return
+    if not (match := TIMES.fullmatch(block[place])):
+        yield first + place, BadRow(Kind.COLUMNS, f"not the times of a cue: {block[place].strip()[:60]}")
+        return
+    lines = [html.unescape(MARKUP.sub("", text)) for text in block[place + 1 :]]
+    yield from _timed(_seconds(match.groups()[:4]), _seconds(match.groups()[4:]), lines, first + place)
+
+
+def _seconds(parts: Sequence[str | None]) -> float:
+    hours, minutes, seconds, fraction = (part or "0" for part in parts)
+    return int(hours) * 3600 + int(minutes) * 60 + int(seconds) + int(fraction.ljust(3, "0")) / 1000
+
+
+def whisper_json(text: str) -> Iterator[Found]:
+    """Yield the segments of a JSON that Whisper has written, or whisper.cpp."""
+    for number, one in enumerate(_segments(text) or (), 1):
+        try:
+            times = one["offsets"] if "offsets" in one else {"from": 1000 * one["start"], "to": 1000 * one["end"]}
+            yield from _timed(times["from"] / 1000, times["to"] / 1000, [one["text"]], 1)
+        except (TypeError, KeyError, AttributeError):
+            yield 1, BadRow(Kind.COLUMNS, f"segment {number} has no start, end and text")
+
+
+def _segments(text: str | bytes) -> list[Any] | None:
+    """The segments of a JSON of Whisper's; None in any other."""
+    with contextlib.suppress(ValueError):
+        whole = parse_json(text)
+        found = whole.get("segments", whole.get("transcription")) if isinstance(whole, dict) else None
+        return found if isinstance(found, list) else None
+    return None
+
+
+def _timed(start: float, end: float, lines: Iterable[str], line: int) -> Iterator[Found]:
+    """The cue, if it has words."""
+    spoken = tuple(said for text in lines if (said := " ".join(text.split())))
+    if not 0 <= start < end < math.inf:
+        yield line, BadRow(Kind.DURATION, f"a cue that ends before it begins: {start:g} s to {end:g} s")
+    elif spoken:
+        yield Cue(start, end, spoken, line)
+
+
+READERS: dict[str, Callable[[str], Iterator[Found]]] = {".srt": cues, ".vtt": cues, ".json": whisper_json}
+
+
+def holds_cues(path: Path) -> bool:
+    """Tell if a file has text with times by its name; of a JSON, which may be anything, by what is in it."""
+    if path.suffix.lower() != ".json":
+        return path.suffix.lower() in READERS
+    try:
+        return first_line(path).lstrip().startswith("{") and _segments(read_bytes(path)) is not None
+    except DataError:
+        return False
 
 
 def recognises(place: Place) -> bool:
     if not place.is_file:
-        audio = {file.with_suffix("") for file in place.files if file.suffix.lower() in AUDIO_SUFFIXES}
-        return any(_recording(file, audio) for file in place.files if file.suffix.lower() in SUFFIXES)
-    if (suffix := place.path.suffix.lower()) not in AUDIO_SUFFIXES:
-        return suffix in SUFFIXES
-    beside = (PurePosixPath(path.name) for path in place.path.parent.iterdir() if path.suffix.lower() in SUFFIXES)
-    return any(_recording(name, {PurePosixPath(place.path.stem)}) for name in beside)
+        audio = {file.with_suffix("") for file in place.files if is_audio(file)}
+        return any(_recording(file, audio) and holds_cues(place.path / file) for file in place.files)
+    if not is_audio(place.path):
+        return holds_cues(place.path)
+    beside = (path for path in place.path.parent.iterdir() if holds_cues(path))
+    return any(_recording(PurePosixPath(path.name), {PurePosixPath(place.path.stem)}) for path in beside)
 
 
 def parts(place: Place, reading: Reading) -> Parts:
     if not place.is_file:
-        ours = [file for file in place.files if file.suffix.lower() in (*AUDIO_SUFFIXES, *SUFFIXES)]
+        ours = [file for file in place.files if is_audio(file) or holds_cues(place.path / file)]
         return parts_by_folder(place, ours, partial(_part, place.path, reading))
-    path, is_text = place.path, place.path.suffix.lower() in SUFFIXES
-    stem, wanted = path.stem, AUDIO_SUFFIXES if is_text else SUFFIXES
+    path, is_text = place.path, not is_audio(place.path)
+    stem, is_wanted = path.stem, is_audio if is_text else holds_cues
     if is_text and not any(path.with_suffix(suffix).is_file() for suffix in AUDIO_SUFFIXES):
         stem = Path(stem).stem  # of talk.en.srt
     same = [file for file in sorted(path.parent.iterdir()) if file.name.startswith(f"{stem}.") and file.is_file()]
-    names = [PurePosixPath(file.name) for file in same if file == path or file.suffix.lower() in wanted]
+    names = [PurePosixPath(file.name) for file in same if file == path or is_wanted(file)]
     return {"train": _part(path.parent, reading, path, names)}
 
 
 def _part(root: Path, reading: Reading, path: Path, files: Sequence[PurePosixPath]) -> Part:
-    texts = sum(file.suffix.lower() in SUFFIXES for file in files)
+    texts = sum(not is_audio(file) for file in files)
     return Part(
         path=path,
         layout="recordings with subtitles beside each",
@@ -96,11 +164,11 @@ def _part(root: Path, reading: Reading, path: Path, files: Sequence[PurePosixPat
 def _rows(root: Path, files: Sequence[PurePosixPath], reading: Reading) -> Iterator[Row]:
     recordings: dict[PurePosixPath, list[PurePosixPath]] = {}
     for file in files:
-        if file.suffix.lower() in AUDIO_SUFFIXES:
+        if is_audio(file):
             recordings.setdefault(file.with_suffix(""), []).append(file)
     texts: dict[PurePosixPath, list[PurePosixPath]] = {name: [] for name in recordings}
     for file in files:
-        if file.suffix.lower() in SUFFIXES:
+        if not is_audio(file):
             if name := _recording(file, recordings):
                 texts[name].append(file)
             else:
@@ -119,19 +187,11 @@ def _rows_of(
     root: Path, audio: Sequence[PurePosixPath], texts: Sequence[PurePosixPath], reading: Reading
 ) -> Iterator[Row]:
     file = str((texts or audio)[0])
-    if not texts:
-        yield Row(1, BadRow(Kind.NO_TEXT, "there are no subtitles of this name beside it"), file)
-        return
-    if len(audio) > 1 or len(texts) > 1:
-        several = ", ".join(one.name for one in (texts if len(texts) > 1 else audio))
-        yield Row(1, BadRow(Kind.COLUMNS, f"several files of this name ({several}): move all but one away"), file)
-        return
     try:
-        text, _, _ = read_text(root / texts[0], reading)
-    except DataError as error:
-        yield Row(1, BadRow(Kind.NO_TEXT, " ".join(str(error).split())), file)
+        file, found = _read(root, audio, texts, reading)
+    except BadRow as reason:
+        yield Row(1, reason, file)
         return
-    found = list(READERS[texts[0].suffix.lower()](text))
     yield from (Row(one[0], one[1], file) for one in found if isinstance(one, tuple))
     if not found:
         yield Row(1, BadRow(Kind.NO_TEXT, "there is no cue in it"), file)
@@ -149,6 +209,31 @@ def _rows_of(
             "timed_text": timed_text_of(apart) if len(apart) > 1 else "",
         }
         yield Row(group[0].line, cells, file)
+
+
+def _read(
+    root: Path, audio: Sequence[PurePosixPath], texts: Sequence[PurePosixPath], reading: Reading
+) -> tuple[str, list[Found]]:
+    """Read the subtitles of a recording; of several files that say the same, one. Raises BadRow."""
+    if not texts:
+        raise BadRow(Kind.NO_TEXT, "there are no subtitles of this name beside it")
+    texts = sorted(texts, key=lambda text: [*READERS].index(text.suffix.lower()))
+    try:
+        first, *others = (list(READERS[text.suffix.lower()](read_text(root / text, reading)[0])) for text in texts)
+    except DataError as error:
+        raise BadRow(Kind.NO_TEXT, " ".join(str(error).split())) from None
+    if len(audio) > 1 or not all(_alike(first, other) for other in others):
+        several = ", ".join(one.name for one in (audio if len(audio) > 1 else texts))
+        raise BadRow(Kind.COLUMNS, f"several files of this name that differ ({several}): move all but one away")
+    return str(texts[0]), first
+
+
+def _alike(*files: Sequence[Found]) -> bool:
+    """Tell if two files say the same words, and begin and end at the same time."""
+    one, other = (_without_rolling([cue for cue in found if isinstance(cue, Cue)]) for found in files)
+    words, same = (" ".join(line for cue in found for line in cue.lines) for found in (one, other))
+    is_far = one and other and max(abs(one[0].start - other[0].start), abs(one[-1].end - other[-1].end)) > SAME_S
+    return words == same and not is_far
 
 
 def _without_rolling(found: Sequence[Cue]) -> list[Cue]:
@@ -175,31 +260,3 @@ def _joined(found: Sequence[Cue]) -> Iterator[list[Cue]]:
         group.append(cue)
     if group:
         yield group
-
-
-def _cue(block: list[str], first: int) -> Iterator[Cue | tuple[int, BadRow]]:
-    """Read lines without an empty one between; the first stands in this line of the file."""
-    numbered = block[0].strip().isdigit()
-    place = next((number for number, line in enumerate(block[:2]) if "-->" in line), None)
-    if place is None:
-        header = first == 1 and block[0].lstrip("\ufeff").startswith("WEBVTT")
-        if not (header or block[0].startswith(NO_CUES) or (len(block) == 1 and numbered)):
-            what = f"no times of a cue: {block[numbered].strip()[:60]}"
-            yield first + numbered, BadRow(Kind.COLUMNS, what)
-        return
-    times = block[place].strip()[:60]
-    if not (match := TIMES.fullmatch(block[place])):
-        yield first + place, BadRow(Kind.COLUMNS, f"not the times of a cue: {times}")
-        return
-    start, end = _seconds(match.groups()[:4]), _seconds(match.groups()[4:])
-    words = (" ".join(html.unescape(MARKUP.sub("", text)).split()) for text in block[place + 1 :])
-    spoken = tuple(text for text in words if text)
-    if end <= start:
-        yield first + place, BadRow(Kind.DURATION, f"a cue that ends before it begins: {times}")
-    elif spoken:
-        yield Cue(start, end, spoken, first + place)
-
-
-def _seconds(parts: Sequence[str | None]) -> float:
-    hours, minutes, seconds, fraction = (part or "0" for part in parts)
-    return int(hours) * 3600 + int(minutes) * 60 + int(seconds) + int(fraction.ljust(3, "0")) / 1000

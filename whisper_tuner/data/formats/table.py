@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from whisper_tuner.data.formats.rows import USUAL_FOLDERS, AudioNames, BadRow, Part, Reading, Row, no_column
 from whisper_tuner.errors import DataError
+from whisper_tuner.files import is_audio
 from whisper_tuner.problems import Kind
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
@@ -33,7 +34,7 @@ Records = Iterator[tuple[int, "list[str] | BadRow"]]
 def part_of(path: Path, text: str, encoding: str, notes: Sequence[str], reading: Reading) -> Part:
     """Raises DataError where nobody can tell which column is audio and which text."""
     lines = list(io.StringIO(text, newline=""))
-    folders = (path.parent, *(path.parent / name for name in USUAL_FOLDERS))
+    folders = (path.parent, *(path.parent / name for name in USUAL_FOLDERS), path.parent / "audio" / path.stem)
     told, notes = DELIMITERS.get(reading.delimiter), list(notes)
     usual = "\t" if path.suffix.lower() == ".tsv" else ","
     marks = [told] if told else sorted(ITS_NAME, key=lambda mark: mark != usual)  # the likeliest first
@@ -162,7 +163,17 @@ def _without_header(
         )
     mark = max(firsts, key=lambda mark: len(firsts[mark]))
     as_read = f"{len(firsts[mark])} columns between {ITS_NAME[mark]}s" if len(firsts[mark]) > 1 else ""
-    raise no_column(path, firsts[mark], reading, as_read)
+    example = "" if any(name in reading.audio_names for name in firsts[mark]) else _named_above(lines, mark)
+    raise no_column(path, firsts[mark], reading, as_read, example)
+
+
+def _named_above(lines: Sequence[str], mark: str) -> str:
+    """The name of the column with names of audio, if line 1 is a header; what to write for it if nobody can tell."""
+    found = [cells for _, cells in islice(_records(lines, mark), LOOKED_AT) if not isinstance(cells, BadRow)]
+    for name, *below in zip(*found, strict=False):
+        if below and not is_audio(Path(name)) and all(is_audio(Path(cell)) for cell in below):
+            return name.strip().lower()
+    return "NAME_OR_NUMBER"
 
 
 def _told(column: str, width: int) -> int | None:
