@@ -31,6 +31,7 @@ from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import FitSettings, fit_settings
 from exogym.state.checkpoint import Checkpoints
 from exogym.strategy.strategy import Strategy
+from exogym.strategy.upstream import logger_of
 from exogym.train_node import TrainNode, TrainResult
 
 # A dataset to share among ranks, a factory (rank, num_nodes, train_dataset) of each rank's own, or ready batches.
@@ -43,8 +44,21 @@ class Trainer(ABC):
     The model's `forward(batch)` returns a mean loss, or `(mean loss, number of target tokens)`.
     """
 
-    def __init__(self, model: nn.Module, train_dataset: DataSource, val_dataset: DataSource | None = None):
-        self.model, self.train_dataset, self.val_dataset = model, train_dataset, val_dataset
+    def __new__(cls, *args: Any, **kwargs: Any) -> Trainer:
+        """Make a LocalTrainer where this class is called, as upstream's is."""
+        return super().__new__(LocalTrainer if cls is Trainer else cls)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train_dataset: DataSource,
+        val_dataset: DataSource | None = None,
+        start_port: int | None = None,
+        **settings: Any,
+    ):
+        """start_port: not needed, a free one is taken. settings: device or devices, as `fit` takes them."""
+        check_keys("the trainer", settings, ("device", "devices"))
+        self.model, self.train_dataset, self.val_dataset, self.settings = model, train_dataset, val_dataset, settings
         self.node: TrainNode | None = None  # in a process that is a rank
 
     @abstractmethod
@@ -149,7 +163,9 @@ class LocalTrainer(Trainer):
         script or a notebook. Raises SettingError, or NodeFailed with the first failed rank's traceback; no process
         outlives the call.
         """
-        parsed = fit_settings({"strategy": strategy, **settings})
+        settings = {"strategy": strategy, **self.settings, **settings}
+        logger = logger_of(settings, logger)
+        parsed = fit_settings(settings)
         self.result = self.results = None
         with _open_logger(logger, log_interval) as events:
             run = self._fit_here if parsed.num_nodes == 1 else self._fit_in_processes
@@ -298,6 +314,8 @@ def samples_of(
     name, own, data = "train_dataset" if training else "val_dataset", is_factory(source), cast(Any, source)
     if own:
         data = call_factory(data, rank, num_nodes, training)
+    if not training and settings.val_size == 0:
+        return None
     if data is None and not (own or training):
         refuse("without val_dataset", val_size=settings.val_size)
         return None
