@@ -19,7 +19,7 @@ from exogym.config import check_keys, check_whole, one_of, refuse
 from exogym.errors import SettingError
 from exogym.logger import Event, Logger, Record, WandbLogger
 from exogym.logger.logger import FOLDER
-from exogym.strategy.strategy_settings import OPTIMIZERS, OptimSpec
+from exogym.strategy.strategy_settings import BY_NAME, OPTIMIZERS, OptimSpec
 
 SETTINGS = "the arguments of fit are the settings"
 LOGGED = "a run's settings go to the logger: see Logger.started"
@@ -77,8 +77,10 @@ def strategy_settings(who: str, given: Mapping[str, Any], known: Sequence[str]) 
             warnings.warn(f"{who}: of {alias} it takes {', '.join(found) or 'nothing'}", stacklevel=3)
             settings = found | settings
         elif value is not None:
-            is_other = isinstance(value, str) and name != "schedule" and value not in OPTIMIZERS
-            settings[name] = OptimSpec.from_string(value) if is_other else value
+            settings[name] = value
+    for key, value in settings.items():
+        if key.endswith("_optim") and isinstance(value, str) and value not in OPTIMIZERS and value.lower() in BY_NAME:
+            settings[key] = OptimSpec.from_string(value)
     if settings.get("schedule") != "lambda_cosine":
         refuse('without lr_scheduler="lambda_cosine"', lr_scheduler_kwargs=numbers or None)
         return settings
