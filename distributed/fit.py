@@ -30,6 +30,8 @@ from distributed.plan.run_spec import RESULT, WEIGHTS, Bundle, RunSpec
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts
 from exogym.errors import SettingError
+from exogym.flat import check_model
+from exogym.nodes import pickled
 from exogym.settings import FitSettings, fit_settings
 from exogym.strategy.strategy import Strategy
 from exogym.train_node import TrainResult
@@ -56,6 +58,7 @@ class NetworkTrainer:
         val_dataset: DataSource | None = None,
     ):
         self.hosts = hosts_config if isinstance(hosts_config, Hosts) else load_hosts(hosts_config)
+        check_model(model)
         self.model, self.train_dataset, self.val_dataset = model, train_dataset, val_dataset
 
     def fit(self, strategy: Strategy, **settings: Any) -> nn.Module:
@@ -117,7 +120,7 @@ class NetworkTrainer:
 
     def _pickled(self, settings: FitSettings) -> bytes:
         with _own_modules_by_value():
-            return cloudpickle.dumps((self.model, self.train_dataset, self.val_dataset, settings))
+            return pickled((self.model, self.train_dataset, self.val_dataset, settings))
 
 
 @contextmanager

@@ -12,13 +12,14 @@ import math
 import types
 import typing
 from collections.abc import Iterable
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 from exogym.errors import SettingError, UnknownSetting
 
 LARGEST = 2**63  # what torch and the disk's formats hold
+TYPES = {bool: "True or False", int: "a whole number", float: "a number", str: "text", Path: "a path"}
 TRUE, FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 
@@ -142,6 +143,25 @@ def at_least(name: str, value: float, minimum: float) -> None:
     """Raise SettingError if `value` is below `minimum`, or not finite."""
     if not minimum <= value < math.inf:
         raise SettingError(f"{name} must be at least {minimum}, not {value}")
+
+
+def check_type(name: str, hint: Any, value: Any) -> None:
+    """Raise SettingError unless `value` is of a type that an annotation names, if these are all of TYPES."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if any(kind not in (*TYPES, types.NoneType) for kind in kinds):
+        return
+    is_number = not isinstance(value, bool)
+    as_number = {int: is_number and isinstance(value, Integral), float: is_number and isinstance(value, Real)}
+    if not any(as_number.get(kind, isinstance(value, kind)) for kind in kinds):
+        told = " or ".join(TYPES.get(kind, "None") for kind in kinds)
+        raise SettingError(f"{name} must be {told}, not {value!r}")
+
+
+def check_types(instance: Any) -> None:
+    """Check every field of a dataclass by its annotation, see check_type."""
+    hints = typing.get_type_hints(type(instance))
+    for field in dataclasses.fields(instance):
+        check_type(field.name, hints[field.name], getattr(instance, field.name))
 
 
 def check_whole(name: str, value: float, minimum: float = -math.inf) -> None:

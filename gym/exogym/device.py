@@ -64,8 +64,10 @@ def choose(name: str | torch.device | None = None, local_rank: int = 0) -> torch
         name = "mps" if torch.backends.mps.is_available() else "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-    except RuntimeError:
-        raise SettingError(f"device {name}: not known; use mps, cuda or cpu") from None
+    except (RuntimeError, TypeError):
+        device = torch.device("meta")  # where nobody trains, either
+    if device.type not in ("mps", "cuda", "cpu"):
+        raise SettingError(f"device {name}: not known; use mps, cuda or cpu")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise SettingError("device mps: this torch has no Metal support here; use device cpu")
     if device.type == "cuda":

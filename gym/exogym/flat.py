@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from exogym.errors import SettingError
 
 CHUNK = 16 * 1024 * 1024  # float32 values: 64 MB, the most that is staged from an accelerator at once
 PIECE = 256 * 1024  # values: what is computed of so many stays in a CPU's caches
@@ -18,25 +21,44 @@ class FlatParameters:
     """Copies a model's trainable parameters and floating-point buffers to and from flat tensors, in a fixed order.
 
     A flat is float32 [numel] on the CPU: parameters in [0, num_parameters), then buffers. Frozen parameters are left
-    out, tied ones stand once, buffers that the state dict leaves out are left out too. Holds no flat itself.
+    out, tied ones stand once, buffers that the state dict leaves out are left out too. A complex number in a buffer is
+    two values. Holds no flat itself. Raises SettingError for a model that check_model refuses.
     """
 
     def __init__(self, model: nn.Module):
+        check_model(model)
         saved = model.state_dict().keys()
         parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._model, self._known = model, {p: p.requires_grad for p in model.parameters()}
         self._frozen = [p.detach() for p in model.parameters() if not p.requires_grad]
-        buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point() and n in saved}
+        buffers = [n for n, b in model.named_buffers() if n in saved and (b.is_floating_point() or b.is_complex())]
         self.parameters: list[nn.Parameter] = list(parameters.values())
         self._buffers = [_place(model, n) for n in buffers]
         self.names = [*parameters, *buffers]
         self._frozen_digest: int | None = None
         self.num_parameters = sum(p.numel() for p in self.parameters)
-        self.numel = self.num_parameters + sum(b.numel() for b in buffers.values())
+        self.numel = self.num_parameters + sum(b.numel() for b in self.buffers)
 
     @property
     def buffers(self) -> list[Tensor]:
         """Looked up each time: a module may replace a buffer rather than write into it."""
-        return [getattr(*place) for place in self._buffers]
+        tensors = [getattr(*place) for place in self._buffers]
+        return [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
+
+    def check_grads(self, only: slice = slice(None)) -> None:
+        """Raise SettingError for a gradient that is sparse."""
+        for name, p in zip(self.names[only], self.parameters[only], strict=False):  # names of buffers follow
+            if p.grad is not None and p.grad.layout != torch.strided:
+                what = f"the gradient of {name} is sparse, and ranks add up dense ones"
+                raise SettingError(f"{what}: make its module with sparse=False")
+
+    def check(self) -> None:
+        """Raise SettingError if what is trained is not what it was at first, or its gradient cannot be sent."""
+        self.check_grads()
+        for name, p in self._model.named_parameters():
+            if self._known.get(p) != p.requires_grad:
+                what = f"{name} is new, or its requires_grad was changed, since training began"
+                raise SettingError(f"{what}: settle before `fit` what is trained, and call it once for each stage")
 
     def layout(self) -> int:
         """Return 64 bits that two ranks share only if their flats mean the same."""
@@ -101,9 +123,9 @@ class FlatParameters:
         """Write values at sorted int64 indices of a flat; everything else stays as it is."""
         first = 0
         for tensor, at in self._at(indices):
-            part = values[first : first + at.numel()].to(tensor.device, tensor.dtype)
-            flat = tensor.reshape(-1)  # a copy where the tensor is not contiguous
-            flat[at.to(tensor.device)] = part
+            flat, at = tensor.reshape(-1), at.to(tensor.device)  # a copy where the tensor is not contiguous
+            part = flat[at]
+            flat[at] = _put(part, values[first : first + at.numel()].to(tensor.device))
             if flat.data_ptr() != tensor.data_ptr():
                 tensor.copy_(flat.view(tensor.shape))
             first += at.numel()
@@ -130,6 +152,7 @@ class FlatParameters:
     def read_grads(self, out: Tensor | None = None, only: slice = slice(None)) -> Tensor:
         """Copy gradients to the beginning of `out`, without gaps; a gradient that is None reads as zeros."""
         out = self.empty() if out is None else out
+        self.check_grads(only)
         gather([_zeros_like(p) if p.grad is None else p.grad for p in self.parameters[only]], out)
         return out
 
@@ -170,6 +193,22 @@ class IntegerBuffers:
         for name, place in self._places.items():
             if name in values:
                 getattr(*place).copy_(values[name])
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise SettingError for a model that ranks cannot train together as it is."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            what = f"{name or 'the model'} is a ScriptModule, which cannot be copied"
+            raise SettingError(f"{what}: give the module that it was scripted or traced from")
+    for name, p in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(p):
+            raise SettingError(f"{name} has no shape yet: call the model with a batch before you make the trainer")
+        if p.requires_grad and p.is_complex():
+            remedy = "keep torch.view_as_real of it, and have forward take torch.view_as_complex of that"
+            raise SettingError(f"{name} is complex, and ranks agree on real numbers: {remedy}")
+        if p.requires_grad and p.dtype == torch.float64:
+            raise SettingError(f"{name} is float64, and ranks agree on float32: train model.float(), with such data")
 
 
 def digest(flat: Tensor) -> int:
@@ -220,11 +259,18 @@ def gather(tensors: Iterable[Tensor], out: Tensor) -> None:
             at += piece.numel()
 
 
+def _put(tensor: Tensor, values: Tensor) -> Tensor:
+    """Copy values to the tensor. What it has in float64, as a constant may, stays exact where they say the same."""
+    if tensor.dtype == torch.float64:
+        values = torch.where(tensor.float() == values, tensor, values.double())
+    return tensor.copy_(values)
+
+
 @torch.no_grad()
 def _scatter(
     part_of: Callable[[slice], Tensor],
     tensors: Iterable[Tensor],
-    put: Callable[[Tensor, Tensor], Tensor] = torch.Tensor.copy_,
+    put: Callable[[Tensor, Tensor], Tensor] = _put,
     *,
     most: int = CHUNK,
 ) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from numbers import Integral, Number
 from typing import Any
 
 import torch
@@ -26,6 +27,10 @@ TWO = 2  # samples of the first pass: BatchNorm cannot train on one
 FEW = 4  # samples that tell, beside the first, what one more takes
 CLOSE = 1.1  # times what fits: a better guess is not worth a pass
 FLOAT = 4  # bytes
+CONTRACT = (
+    "forward(batch) must return the mean loss, a tensor of one float, or (that, number of target tokens, an int), or a "
+    "dict or object with that as its 'loss', where other figures may stand too"
+)
 # For each trained parameter, after the first step: AdamW's moments (8), on the CPU the strategy's flats (12), and
 # copies while the optimizer steps and while a checkpoint is written.
 LATER_BYTES = {"cpu": 40, "mps": 40, "cuda": 16}
@@ -48,9 +53,45 @@ class Forward:
         batch = to_device(batch, self._device)
         samples = len(sample_ids(batch)) or count_samples(batch)
         with devices.autocast(self._device, self._precision):
-            output = self._model(batch)
-        loss, weight = output if isinstance(output, tuple) else (output, samples)
-        return loss, float(weight), samples
+            loss, weight = loss_of(self._model(batch))
+        return loss, float(samples if weight is None else weight), samples
+
+
+def loss_of(output: Any) -> tuple[Tensor, int | None]:
+    """Return the mean loss in what a model returned, and the number of target tokens if that tells it.
+
+    The loss is the output itself, its "loss" or `loss`, or its first item. A single number beside it must be that of
+    its tokens; logits and what else there is are not looked at. Raises SettingError.
+    """
+    weight: int | None = None
+    if isinstance(output, Mapping):
+        loss = output.get("loss")
+    elif isinstance(output, (tuple, list)) and output:
+        loss = getattr(output, "loss", output[0])
+        weight = _weight_of(output[1]) if loss is output[0] and len(output) > 1 else None
+    else:
+        loss = getattr(output, "loss", output)
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        found = f"{loss.dtype}{[*loss.shape]}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise SettingError(f"the model returned {type(output).__name__}, and its loss is {found}: {CONTRACT}")
+    if torch.is_grad_enabled() and not loss.requires_grad and weight != 0:
+        raise SettingError(f"the model's loss has no gradient, as after detach() or under no_grad(): {CONTRACT}")
+    return loss, weight
+
+
+def _weight_of(second: Any) -> int | None:
+    """Return the number of target tokens; None for what is no single number, as logits are. Raises SettingError."""
+    value = second
+    if isinstance(second, Tensor):  # the logits of one sample may be a single float, in a list
+        if second.numel() != 1 or (second.dim() and second.is_floating_point()):
+            return None
+        value = second.item() if second.dim() == 0 else second
+    elif not isinstance(second, Number):
+        return None
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        what = f"the model returned {second!r} beside its loss, and that is no number of target tokens"
+        raise SettingError(f"{what}: {CONTRACT}")
+    return int(value)
 
 
 @dataclass
@@ -93,6 +134,7 @@ def accumulate(
                 (loss * weight).backward()
             work.loss.add(value * weight, weight)
         work.samples += samples
+    parameters.check()
     return work
 
 
@@ -250,7 +292,7 @@ def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
 
     before = [(module, dict(vars(module)), containers(module)) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    parameters = [(name, p, p.grad, p._version) for name, p in model.named_parameters()]
+    parameters = [(name, p, p.grad, p.requires_grad, p._version) for name, p in model.named_parameters()]
     model.zero_grad(set_to_none=True)
     with devices.random_state_kept(device):
         try:
@@ -264,10 +306,10 @@ def untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
                     (container.extend if isinstance(container, list) else container.update)(content)
             for buffer, values in buffers:
                 buffer.copy_(values)
-            for _, parameter, gradient, _ in parameters:
-                parameter.grad = gradient
+            for _, parameter, gradient, requires_grad, _ in parameters:
+                parameter.grad, parameter.requires_grad = gradient, requires_grad
             devices.empty_cache(device)
-    if changed := [name for name, p, _, version in parameters if p._version != version]:
+    if changed := [name for name, p, *_, version in parameters if p._version != version]:
         raise SettingError(
             f"a forward pass changes the parameter {changed[0]}, so its memory cannot be tried: give minibatch_size"
         )

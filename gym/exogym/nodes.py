@@ -9,6 +9,7 @@ Each is a fresh interpreter that does not import the script that was started: so
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import multiprocessing
 import os
@@ -26,11 +27,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 import psutil
 import torch
+from torch import nn
+from torch.nn.utils import parametrize
 
 from exogym.errors import NodeFailed, PeerLost, SettingError
 from exogym.logger import Events
@@ -55,6 +58,7 @@ class _Node:
     pipe: Connection[Any, Any]
     result: Any = None  # what the trainer's `run_rank` returned
     failure: str | None = None
+    mistake: SettingError | None = None  # what failed, where that is a setting
     lost_a_peer: bool = False
     has_ended: bool = False
 
@@ -74,7 +78,7 @@ class _Node:
         elif kind == "result":
             self.result = content[0]
         else:
-            self.failure, self.lost_a_peer = content
+            self.failure, self.lost_a_peer, self.mistake = content
 
     def ended(self) -> None:
         self.has_ended = True
@@ -98,8 +102,8 @@ def run_nodes(
 ) -> tuple[list[Any], dict[str, Any]]:
     """Run `trainer.run_rank(rank, settings)` in one process for each rank, where `job` is (trainer, settings).
 
-    Returns all ranks' results, and the state dict of rank 0's model, on the CPU. Raises NodeFailed, and SettingError if
-    the job cannot be pickled; kills all nodes on the way out.
+    Returns all ranks' results, and the state dict of rank 0's model, on the CPU. Raises NodeFailed, and SettingError as
+    a node did, or if the job cannot be pickled; kills all nodes on the way out.
     """
     with tempfile.TemporaryDirectory(prefix="exogym-") as name:
         folder = Path(name)
@@ -120,13 +124,38 @@ def run_nodes(
         return [node.result for node in nodes], weights
 
 
+class Pickler(cloudpickle.Pickler):
+    """Pickles also modules with parametrizations (torch.nn.utils.parametrize), each of which has a class of its own."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, nn.Module) and parametrize.is_parametrized(obj):
+            names = [*cast(nn.ModuleDict, obj.parametrizations)]
+            return _parametrized, (parametrize.type_before_parametrizations(obj), names), vars(obj)
+        return super().reducer_override(obj)
+
+
+def pickled(job: Any) -> bytes:
+    file = io.BytesIO()
+    Pickler(file).dump(job)
+    return file.getvalue()
+
+
+def _parametrized(kind: type[nn.Module], names: list[str]) -> nn.Module:
+    """Return a module, still empty, whose tensors of these names are computed by its parametrizations."""
+    module = kind.__new__(kind)
+    parametrize._inject_new_class(module)
+    for name in names:
+        parametrize._inject_property(module, name)
+    return module
+
+
 def _save(job: Any, path: Path) -> None:
     """Save it through a file, not as process arguments: there torch would share the weights' memory among the nodes."""
 
     def problem(value: Any) -> Exception | None:
         try:
-            torch.save(value, path, pickle_module=cloudpickle, pickle_protocol=pickle.DEFAULT_PROTOCOL)
-        except (AttributeError, TypeError, ValueError, pickle.PicklingError) as error:
+            torch.save(value, path, pickle_module=sys.modules[__name__], pickle_protocol=pickle.DEFAULT_PROTOCOL)
+        except (AttributeError, RuntimeError, TypeError, ValueError, pickle.PicklingError) as error:
             return error
         return None
 
@@ -154,7 +183,7 @@ def _start(rank: int, num_nodes: int, folder: Path) -> _Node:
 
 
 def _listen(nodes: list[_Node], events: Events, should_stop: Callable[[], bool]) -> None:
-    """Listen until all nodes have reported, or one has failed. Raises NodeFailed."""
+    """Listen until all nodes have reported, or one has failed. Raises NodeFailed, or the node's SettingError."""
     give_up, has_stopped = float("inf"), False
     while (waiting := [node for node in nodes if not node.is_done]) and time.monotonic() < give_up:
         ready = wait([node.pipe for node in waiting], timeout=POLL)
@@ -178,6 +207,8 @@ def _listen(nodes: list[_Node], events: Events, should_stop: Callable[[], bool])
     if not failed:
         return
     first = min(failed, key=lambda node: node.lost_a_peer)
+    if first.mistake:
+        raise first.mistake
     silent = [str(node.rank) for node in nodes if not node.is_done]
     hint = f"\nNothing was heard of node {', '.join(silent)}: is it stopped, or very slow?" if first.lost_a_peer else ""
     raise NodeFailed(f"node {first.rank} of {len(nodes)} failed: {first.failure}{hint if silent else ''}")
@@ -199,7 +230,8 @@ def node_main(rank: int, num_nodes: int, folder: str, descriptor: int) -> None:
             torch.save(trainer.model.state_dict(), Path(folder, WEIGHTS))
         pipe.send(("result", result))
     except BaseException as error:  # a boundary: also SystemExit, which a user's code may raise
-        pipe.send(("failure", traceback.format_exc(), isinstance(error, PeerLost)))
+        mistake = error if isinstance(error, SettingError) else None
+        pipe.send(("failure", traceback.format_exc(), isinstance(error, PeerLost), mistake))
         sys.exit(1)
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from exogym.comm.comm import DEFAULT_TIMEOUT
-from exogym.config import at_least, check_keys, check_whole, one_of, refuse
+from exogym.config import at_least, check_keys, check_types, check_whole, one_of, refuse
 from exogym.device import PRECISIONS
 from exogym.errors import SettingError
 from exogym.strategy.strategy import Strategy
 from exogym.strategy.upstream import fit_arguments
 
+VAL_SIZE = 64
 AUTOCAST = {True: "bf16", "bf16": "bf16", False: "float32"}  # what `fit(autocast=...)` takes, as a precision
 
 
@@ -55,6 +57,9 @@ class LoopSettings:
     keep_best: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.device, torch.device):
+            object.__setattr__(self, "device", str(self.device))
+        check_types(self)
         one_of("precision", self.precision, PRECISIONS)
         if self.num_epochs is None and self.max_steps is None:
             raise SettingError("give num_epochs or max_steps")
@@ -74,8 +79,8 @@ class FitSettings(LoopSettings):
     max_memory_usage: the part (0 to 1) of the memory available that a rank may take, shared with the ranks of the same
     machine or accelerator; 0.8, if None. Beside minibatch_size or gradient_accumulation it takes effect if it is given:
     then passes that do not fit are made smaller, with a "warning" event.
-    val_size: samples of a validation set that are used, spread evenly over it (all, if None; 0: none). Where a factory
-    makes the validation sets, it is for each rank's.
+    val_size: samples of a validation set that are used, spread evenly over it (64 if not given; None: all; 0: none).
+    Where a factory makes the validation sets, it is for each rank's.
     device: where all ranks train (the best there is, if None). devices: one for each rank, names or numbers of CUDA
     cards; fewer than ranks are used in turn.
     seed: shuffling, and with the rank added, all other randomness, as dropout. timeout: seconds that a rank waits for
@@ -89,11 +94,11 @@ class FitSettings(LoopSettings):
     gradient_accumulation: int | None = None
     max_memory_usage: float | None = None
     shuffle: bool = True
-    val_size: int | None = None
+    val_size: int | None = VAL_SIZE
     devices: Sequence[str | int | torch.device] | None = None
     seed: int = 0
     timeout: float = DEFAULT_TIMEOUT
-    save_dir: str | None = None
+    save_dir: str | Path | None = None
     keep_checkpoints: int = 2
 
     def __post_init__(self) -> None:
@@ -127,13 +132,14 @@ class FitSettings(LoopSettings):
         if self.devices is None:
             return
         refuse("devices has one for each rank", device=self.device)
-        if isinstance(self.devices, str) or not 1 <= len(self.devices) <= self.num_nodes:
+        is_list = isinstance(self.devices, Sequence) and not isinstance(self.devices, str)
+        if not is_list or not 1 <= len(self.devices) <= self.num_nodes:
             raise SettingError(f"devices must be a list of 1 to num_nodes ({self.num_nodes}), not {self.devices!r}")
         for device in self.devices:
             try:
                 torch.device(f"cuda:{device}" if isinstance(device, int) else device)
-            except RuntimeError as error:
-                raise SettingError(f"devices: {device!r} is not a device: {error}") from None
+            except (RuntimeError, TypeError):
+                raise SettingError(f"devices: {device!r} is not a device: write mps, cuda:N, N or cpu") from None
 
     @property
     def samples_at_once(self) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import os
+import re
 import secrets
 import sys
 from abc import ABC, abstractmethod
@@ -23,12 +24,13 @@ from exogym.comm.comm import DEFAULT_TIMEOUT, Comm, SingleComm
 from exogym.comm.process_group import LOOPBACK, ProcessGroupComm, join_local_store, local_store
 from exogym.config import check_keys, refuse
 from exogym.errors import SettingError
+from exogym.flat import check_model
 from exogym.logger import ConsoleLogger, Events, NullLogger
 from exogym.micro_batches import USAGE, Memory, Trial, samples_at_once
 from exogym.nodes import run_nodes
-from exogym.samplers.batches import BatchSource, DatasetBatches, DatasetSamples
+from exogym.samplers.batches import Batch, BatchSource, DatasetBatches, DatasetSamples
 from exogym.samplers.elastic import ElasticSampler
-from exogym.settings import FitSettings, fit_settings
+from exogym.settings import VAL_SIZE, FitSettings, fit_settings
 from exogym.state.checkpoint import Checkpoints
 from exogym.strategy.strategy import Strategy
 from exogym.strategy.upstream import logger_of
@@ -37,11 +39,14 @@ from exogym.train_node import TrainNode, TrainResult
 # A dataset to share among ranks, a factory (rank, num_nodes, train_dataset) of each rank's own, or ready batches.
 DataSource = Dataset[Any] | BatchSource | Callable[[int, int, bool], Dataset[Any] | BatchSource]
 
+# What a factory may call its third argument: True for training, or else for validation.
+KIND_OF_DATA = re.compile(r"(is_|for_)?((?P<trains>train(ing)?)|val|valid(ation)?|eval(uation)?|test)(_dataset)?")
+
 
 class Trainer(ABC):
     """Fits a model on N ranks. A subclass says how a rank reaches the others, and how ranks are started.
 
-    The model's `forward(batch)` returns a mean loss, or `(mean loss, number of target tokens)`.
+    The model's `forward(batch)` returns a mean loss, or `(mean loss, number of target tokens)`, or what has a `loss`.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Trainer:
@@ -57,6 +62,7 @@ class Trainer(ABC):
         **settings: Any,
     ):
         """start_port: not needed, a free one is taken. settings: device or devices, as `fit` takes them."""
+        check_model(model)
         check_keys("the trainer", settings, ("device", "devices"))
         self.model, self.train_dataset, self.val_dataset, self.settings = model, train_dataset, val_dataset, settings
         self.node: TrainNode | None = None  # in a process that is a rank
@@ -291,20 +297,39 @@ def is_factory(data: Any) -> bool:
 
 
 def call_factory(factory: Callable[..., Any], rank: int, num_nodes: int, training: bool) -> Any:
-    """Call it by keyword where it declares the names, else by place. It may leave `train_dataset` out."""
-    places, last = (rank, num_nodes), {"train_dataset": training}
-    names = {"rank": rank, "num_nodes": num_nodes}
+    """Call it by keyword where it declares the names, else by place.
+
+    The kind of data goes by the name of what it is told as: True for training as `train_dataset`, `train` or
+    `is_training`, False as `val`, `is_val` or `test`. A factory may leave it out, or take it as one of `*arguments`.
+    """
+    places, names = (rank, num_nodes), {"rank": rank, "num_nodes": num_nodes}
     try:
         declared = inspect.signature(factory)
     except ValueError:  # not every function that is written in C tells
         return factory(*places, training)
-    for args, kwargs in (((), names | last), (places, last), ((*places, training), {}), ((), names), (places, {})):
+    last, gathers = {}, False
+    for name, parameter in declared.parameters.items():
+        gathers |= parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        is_flag = parameter.default is parameter.empty or isinstance(parameter.default, bool)
+        if is_flag and (kind := KIND_OF_DATA.fullmatch(name)):
+            last[name] = training is bool(kind["trains"])
+    if not last and gathers:
+        last = {"train_dataset": training}
+    for args, kwargs in (((), names | last), (places, last), ((*places, *last.values()), {})):
         try:
             declared.bind(*args, **kwargs)
         except TypeError:
             continue
         return factory(*args, **kwargs)
-    raise SettingError(f"a factory of data sets takes (rank, num_nodes, train_dataset), not {declared}")
+    what = "a factory of data sets takes (rank, num_nodes, train_dataset), or `val` as the third"
+    raise SettingError(f"{what}, not {declared}")
+
+
+def _own_collate(data: Any) -> Callable[[list[Any]], Batch] | None:
+    """Return the data set's own `collate_fn`, if it has one; a Subset's is that of what it is a part of."""
+    while isinstance(data, Subset) and not hasattr(data, "collate_fn"):
+        data = data.dataset
+    return getattr(data, "collate_fn", None)
 
 
 def samples_of(
@@ -312,20 +337,22 @@ def samples_of(
 ) -> DatasetSamples | BatchSource | None:
     """Return what rank `rank` trains or validates on. DatasetBatches are its own, DatasetSamples are all ranks'."""
     name, own, data = "train_dataset" if training else "val_dataset", is_factory(source), cast(Any, source)
+    given_val_size = None if settings.val_size == VAL_SIZE else settings.val_size
     if own:
         data = call_factory(data, rank, num_nodes, training)
     if not training and settings.val_size == 0:
         return None
     if data is None and not (own or training):
-        refuse("without val_dataset", val_size=settings.val_size)
+        refuse("without val_dataset", val_size=given_val_size)
         return None
     if data is None:
         raise SettingError(f"{name} is None, or its factory returned None")
     if isinstance(data, BatchSource):
-        sizes = ("minibatch_size", "gradient_accumulation", "max_memory_usage") if training else ("val_size",)
-        refuse(f"{type(data).__name__} makes its own batches", **{name: getattr(settings, name) for name in sizes})
+        sizes = ("minibatch_size", "gradient_accumulation", "max_memory_usage")
+        given = {name: getattr(settings, name) for name in sizes} if training else {"val_size": given_val_size}
+        refuse(f"{type(data).__name__} makes its own batches", **given)
         return data
-    size = None if training else settings.val_size
+    size, collate = None if training else settings.val_size, _own_collate(data)
     if size is not None and hasattr(data, "__len__") and size < len(data):
         # Spread evenly: what is sorted by class is not cut off then.
         data = Subset(data, [n * len(data) // size for n in range(size)])
@@ -336,6 +363,7 @@ def samples_of(
         minibatch_size=settings.samples_at_once,
         shuffle=training and settings.shuffle,
         seed=settings.seed,
+        collate=collate,
         tells_epoch=training,
     )
     if not len(samples) and not own:

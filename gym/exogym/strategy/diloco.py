@@ -62,7 +62,7 @@ class DiLoCoCommunicator(CommunicationModule):
         settings = strategy_settings(type(self).__name__, settings, self.SETTINGS)
         check_keys(type(self).__name__, settings, () if config else self.SETTINGS)
         super().__init__(interval=config.H if config else interval)
-        self.config = config or self.Config(H=interval, **settings)
+        self.config = config or self.Config(**self.Config.usual(settings) | settings, H=interval)
 
     def settings(self) -> dict[str, Any]:
         return {"interval": self.interval, **{name: getattr(self.config, name) for name in self.SETTINGS}}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from exogym.config import refuse, setting
 from exogym.errors import SettingError
@@ -16,9 +18,10 @@ WIRES = ("float32", "bf16", "int8", "int4")
 class DiLoCoConfig(StrategyConfig):
     """Ranks train alone for H steps, then an outer optimizer steps along the average change (2311.08105).
 
-    By default the ranks take the average itself: outer `sgd`, lr 1, no momentum. The paper's outer step, for
-    pre-training from scratch over many rounds, is `outer_momentum=0.9`: lr is then 0.7 if not given, and the momentum
-    Nesterov's. In fine-tuning it overshot at every length that was tried. Other outer optimizers need `outer_lr`.
+    The paper's outer step, for pre-training from scratch over many rounds, is `outer_momentum=0.9`: lr is then 0.7 if
+    not given, and the momentum Nesterov's. A DiLoCoStrategy has it by default. In fine-tuning it overshot at every
+    length that was tried: so in a profile, and with `outer_momentum=0`, ranks take the average itself: outer `sgd`, lr
+    1. Other outer optimizers need `outer_lr`; by name they have no weight decay.
     """
 
     H: int = setting(100, "optimizer steps in a round", low=1, example="20")
@@ -76,6 +79,10 @@ class DiLoCoConfig(StrategyConfig):
         if isinstance(self.outer_optim, str):
             self.outer_spec()
 
+    @classmethod
+    def usual(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        return super().usual(given) | ({"outer_momentum": 0.9} if given.get("outer_optim", "sgd") == "sgd" else {})
+
     @property
     def steps_in_round(self) -> int:
         return self.H
@@ -84,7 +91,7 @@ class DiLoCoConfig(StrategyConfig):
         """Return the outer optimizer with its numbers, where it is given by name."""
         if self.outer_optim != "sgd":
             assert isinstance(self.outer_optim, str) and self.outer_lr is not None, "as __post_init__ has seen to it"
-            return OptimSpec(name=self.outer_optim, lr=self.outer_lr)
+            return OptimSpec(name=self.outer_optim, lr=self.outer_lr, weight_decay=0.0)
         momentum = self.outer_momentum or 0.0
         nesterov = momentum > 0 if self.nesterov is None else self.nesterov
         lr = (0.7 if momentum else 1.0) if self.outer_lr is None else self.outer_lr

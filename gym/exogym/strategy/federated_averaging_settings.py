@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from exogym.config import setting
 from exogym.strategy.strategy_settings import StrategyConfig, register
@@ -17,6 +19,10 @@ class FedAvgConfig(StrategyConfig):
     island_size: int | None = setting(
         None, "ranks that average with each other (all, if not given)", low=1, example="2"
     )
+
+    @classmethod
+    def usual(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        return super().usual(given) | {"H": 1}
 
     @property
     def steps_in_round(self) -> int:

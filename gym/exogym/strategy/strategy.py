@@ -87,7 +87,7 @@ class Strategy:
         who, known = type(self).__name__, [f.name for f in fields(self.Config)]
         settings = {key: named(value) for key, value in strategy_settings(who, settings, known).items()}
         check_keys(who, settings, known, also=ALIASES)
-        self.config = self.Config(**settings)
+        self.config = self.Config(**self.Config.usual(settings) | settings)
         self.steps = 0
 
     def setup(self, model: nn.Module, comm: Comm, total_steps: int) -> None:

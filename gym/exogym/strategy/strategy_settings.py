@@ -11,21 +11,23 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, Field, dataclass, fields
 from functools import partial
-from types import NoneType
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
-from exogym.config import at_least, check_keys, check_whole, from_text, hints_of, kind_of, one_of, refuse, setting
+from exogym.config import at_least, check_keys, check_type, check_types, from_text, hints_of, one_of, refuse, setting
 from exogym.errors import SettingError
 
 OPTIMIZERS = ("adamw", "adam", "sgd")
 BY_NAME = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "rmsprop": "RMSprop", "adagrad": "Adagrad"}  # in torch.optim
 SCHEDULES = ("constant", "linear", "cosine")
+ADAMW_DECAY = 0.01  # torch's default
+COSINE_END = 0.1  # of the peak, as in exo-explore/gym
 
 
 @dataclass(frozen=True)
 class OptimSpec:
     """One optimizer and all its numbers; `betas` and `eps` are Adam's, `momentum` and `nesterov` SGD's.
 
+    What is not given is as in torch: also weight_decay, 0.01 for adamw and 0 for the others.
     name: adamw, adam or sgd, or torch's class of that name. With rmsprop, adagrad, any other class, or other numbers
     than these, as `dampening`, it becomes a functools.partial of the class, which a strategy takes, too.
     """
@@ -48,13 +50,16 @@ class OptimSpec:
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    weight_decay: float = 0.0
+    weight_decay: float = None  # type: ignore[assignment]  # by the name, if not given
     momentum: float = 0.0
     nesterov: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.name, type):
             object.__setattr__(self, "name", self.name.__name__.lower())
+        if self.weight_decay is None:
+            object.__setattr__(self, "weight_decay", ADAMW_DECAY if self.name == "adamw" else 0.0)
+        check_types(self)
         at_least("lr", self.lr, 0)
         at_least("weight_decay", self.weight_decay, 0)
         at_least("eps", self.eps, 0)
@@ -71,14 +76,20 @@ Optim = str | OptimSpec | Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSpec:
-    """Learning rate over the run: linear warm-up, then `name` down to `min_ratio` times the peak."""
+    """Learning rate over the run: linear warm-up, then `name` down to `min_ratio` times the peak.
+
+    min_ratio: 0.1 with cosine and 0 with linear, if not given.
+    """
 
     name: str = "constant"
     warmup_steps: int = 0
-    min_ratio: float = 0.0
+    min_ratio: float = None  # type: ignore[assignment]  # by the name, if not given
 
     def __post_init__(self) -> None:
         one_of("schedule", self.name, SCHEDULES)
+        if self.min_ratio is None:
+            object.__setattr__(self, "min_ratio", COSINE_END if self.name == "cosine" else 0.0)
+        check_types(self)
         at_least("warmup_steps", self.warmup_steps, 0)
         if not 0 <= self.min_ratio <= 1:
             raise SettingError(f"min_ratio must be in [0, 1], not {self.min_ratio}")
@@ -99,13 +110,16 @@ class StrategyConfig:
     """The settings of every strategy: the optimizer that each rank runs on its own device, and its learning rate.
 
     A subclass adds fields made by `setting`. Types, choices, and the least value of a number are checked here.
+    A field's default is a profile's, whose runs fine-tune; `usual` has what a strategy's constructor takes instead.
     """
 
     inner_optim: Optim = setting(
         "adamw", "optimizer of each step (demo has its own)", choices=OPTIMIZERS, example="adamw"
     )
     lr: float | None = setting(None, "peak learning rate (the optimizer's own default if not given)", low=0)
-    weight_decay: float | None = setting(None, "weight decay (0 if not given), none for biases and norms", low=0)
+    weight_decay: float | None = setting(
+        None, "weight decay (the optimizer's own default if not given), none for biases and norms", low=0
+    )
     max_norm: float | None = setting(None, "clip the gradient to this norm (never, if not given)")
     schedule: str | ScheduleSpec = setting("constant", "learning rate over the run: constant, linear or cosine")
     warmup_steps: int | None = setting(None, "optimizer steps of linear warm-up (0 if not given)")
@@ -127,10 +141,9 @@ class StrategyConfig:
         value, metadata = getattr(self, field.name), field.metadata
         owner = next(kind for kind in type(self).__mro__ if field.name in inspect.get_annotations(kind))
         hint = hints_of(owner)[field.name]
-        if value is None and (field.default is None or NoneType in get_args(hint)):
+        check_type(field.name, hint, value)
+        if value is None:
             return
-        if kind_of(hint) is int:
-            check_whole(field.name, value)
         if metadata["low"] is not None:
             at_least(field.name, value, metadata["low"])
         if metadata["choices"] and (isinstance(value, str) or hint is str):
@@ -139,13 +152,21 @@ class StrategyConfig:
     def _check_inner_optim(self) -> None:
         check_optim("inner_optim", self.inner_optim, lr=self.lr, weight_decay=self.weight_decay)
 
+    @classmethod
+    def usual(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the papers' and upstream's values of settings that are not `given` to a strategy's constructor."""
+        return {"min_lr_ratio": COSINE_END} if given.get("schedule") == "cosine" else {}
+
     def schedule_spec(self) -> ScheduleSpec:
         """Return the schedule with its numbers. Raises SettingError if they are given twice."""
-        numbers = {"warmup_steps": self.warmup_steps, "min_ratio": self.min_lr_ratio}
-        given: dict[str, Any] = {key: value for key, value in numbers.items() if value is not None}
+        warmup, end = self.warmup_steps, self.min_lr_ratio
         if isinstance(self.schedule, str):
-            return ScheduleSpec(name=self.schedule, **given)
-        if given:
+            return ScheduleSpec(name=self.schedule, warmup_steps=warmup or 0, min_ratio=end or 0.0)
+        if not isinstance(self.schedule, ScheduleSpec):
+            known = f"{', '.join(SCHEDULES)} or a ScheduleSpec"
+            what = f"schedule must be {known}, not {self.schedule!r}"
+            raise SettingError(f"{what}: it is laid out anew where hosts come and go, as torch's schedulers cannot be")
+        if warmup is not None or end is not None:
             raise SettingError("schedule is a ScheduleSpec: set warmup_steps and min_ratio in it, not beside it")
         return self.schedule
 
@@ -205,8 +226,9 @@ def strategy_config(name: str, settings: Mapping[str, Any]) -> StrategyConfig:
 
 
 def build_strategy(name: str, settings: Mapping[str, Any]) -> Any:
-    """Return a strategy, ready for `setup`, from its name and its keys. Imports torch."""
-    return strategy_of(strategy_config(name, settings))
+    """Return a strategy, ready for `setup`, from its name and its keys, as its constructor does. Imports torch."""
+    usual = STRATEGIES[one_of("strategy", name, STRATEGIES)][0].usual(settings)
+    return strategy_of(strategy_config(name, usual | dict(settings)))
 
 
 def strategy_of(config: StrategyConfig) -> Any:
