@@ -232,7 +232,9 @@ class Guess(nn.Module):
         self.layer = nn.Linear(2, 2)
 
     def forward(self, batch):
-        return nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+        logits = self.layer(batch[0])
+        right = (logits.argmax(1) == batch[1]).float().mean()
+        return {"loss": nn.functional.cross_entropy(logits, batch[1]), "accuracy": right}
 
 
 def test_run_name_makes_upstreams_files(tmp_path, monkeypatch):
@@ -250,6 +252,7 @@ def test_run_name_makes_upstreams_files(tmp_path, monkeypatch):
     assert {"train_loss", "train_perplexity", "lr"} <= rows["train"][0].keys()
     assert [row["step"] for row in rows["validation"]] == [*"246"]
     assert all(float(row["global_loss"]) == float(row["local_loss"]) > 0 for row in rows["validation"])
+    assert {float(row["accuracy"]) for row in rows["validation"]} <= {0.0, 0.5, 1.0}
     assert '"dataset_name": "corners"' in (folder / "config.json").read_text()
     trainer.fit(num_epochs=1, strategy=SPARTAStrategy(), num_nodes=1, val_size=0)
     assert trainer.result.val_loss is None

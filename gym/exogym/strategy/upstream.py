@@ -143,7 +143,7 @@ FILES = {  # columns of upstream's files -> our names
     "train": {"step": "step", "train_loss": "loss", "train_perplexity": "perplexity", "lr": "lr"},
     "validation": {
         **{"step": "step", "local_loss": "local_val_loss", "local_perplexity": "local_val_perplexity"},
-        **{"global_loss": "val_loss", "global_perplexity": "val_perplexity", "accuracy": "accuracy"},
+        **{"global_loss": "val_loss", "global_perplexity": "val_perplexity", "accuracy": "val_accuracy"},
     },
 }
 
