@@ -1,7 +1,7 @@
 """Upstream exogym side by side with ours: the same model, images, steps and settings; losses, bytes and time.
 
     git -C CLONE archive 9fa323c exogym | tar -x -C DIR
-    PYTHONPATH=PACKAGES python benchmarks/upstream.py --upstream DIR [--quick] [--seeds 3] [--only KEYS] [--more N]
+    PYTHONPATH=PACKAGES python benchmarks/upstream.py --upstream DIR [--quick] [--seeds 3] [--more N]
 
 CLONE is one of github.com/exo-explore/gym. PACKAGES is a folder with what upstream needs besides .venv (einops): pip
 install --target PACKAGES einops. Two things are changed in its memory, not in its files: on Linux its nodes meet on
@@ -26,7 +26,7 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path += [str(PROJECT), str(PROJECT / "tests")]  # not gym: the environment says which exogym it is
 
-from benchmarks.base import Done, RunFailed, names, parser_of, publish, table  # noqa: E402
+from benchmarks.base import Done, RunFailed, parser_of, publish, table  # noqa: E402
 from benchmarks.digits import BATCH, NODES, WIDTHS, evaluate, load_digits, new_net  # noqa: E402
 
 STEPS, QUICK_STEPS, LR, H, P_SPARTA, TOP_K = 300, 20, 3e-3, 10, 0.05, 32
@@ -84,12 +84,14 @@ def watch_upstream(folder: Path, key: str) -> None:
 
     sent, began = [0.0], [0.0]
 
-    def counted(collective: Any, share: float, at: int) -> Any:
+    def counted(name: str, share: float, at: int = 0) -> None:
+        collective = getattr(dist, name)
+
         def call(*args: Any, **kwargs: Any) -> Any:
             sent[0] += share * args[at].nbytes
             return collective(*args, **kwargs)
 
-        return call
+        setattr(dist, name, call)
 
     def meet(backend: str, rank: int, world_size: int) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
@@ -106,9 +108,9 @@ def watch_upstream(folder: Path, key: str) -> None:
         for own, master in zip(model.parameters(), module.master_model.parameters(), strict=True):
             own.data.copy_(master.data)
 
-    dist.all_reduce = counted(dist.all_reduce, 2 * (NODES - 1) / NODES, 0)
-    dist.broadcast = counted(dist.broadcast, (NODES - 1) / NODES, 0)  # the mean: one node sends to all others
-    dist.all_gather = counted(dist.all_gather, NODES - 1, 1)
+    counted("all_reduce", 2 * (NODES - 1) / NODES)
+    counted("broadcast", (NODES - 1) / NODES)  # the mean: one node sends to all others
+    counted("all_gather", NODES - 1, at=1)
     trainer.init_process_group_portsafe, trainer.TrainNode.train = meet, train
     if key.endswith("copies"):
         diloco.DiLoCoCommunicator._synchronize_master_model = copies
@@ -118,17 +120,19 @@ def run_here(task: Task, folder: Path) -> None:
     """Train with the exogym of this process, and print the figures."""
     import exogym.trainer
 
-    data, model = load_digits(), new_net("mlp", task.seed)
+    data, model, steps = load_digits(), new_net("mlp", task.seed), []
     made = exogym.trainer.Trainer(model, data["train"], data["validation"], device="cpu")
+    logged = {"run_name": task.key} if task.whose == "upstream" else {"logger": steps.append}
     model = made.fit(
-        **{"num_epochs": 1, "max_steps": task.steps, "num_nodes": NODES, "strategy": strategy_of(task.key)},
-        **{"batch_size": BATCH, "minibatch_size": BATCH, "val_size": 0, "seed": task.seed, "run_name": task.key},
+        **{"num_epochs": 1, "max_steps": task.steps, "num_nodes": NODES, "strategy": strategy_of(task.key), **logged},
+        **{"batch_size": BATCH, "minibatch_size": BATCH, "val_size": 0, "seed": task.seed},
     )
     nodes = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("?.json")]
-    if task.whose == "ours":
-        nodes = [{"sent": node.bytes_sent, "seconds": node.seconds} for node in made.results]
-    losses = {part: evaluate(model, data[part])[0] for part in ("train", "validation")}
-    print(json.dumps({**losses, **{name: mean(node[name] for node in nodes) for name in ("sent", "seconds")}}))
+    if task.whose == "ours":  # seconds of steps, as upstream's: without the wait for nodes that start
+        seconds = sum(e["seconds"] + e["seconds_waiting"] for e in steps if e["type"] == "step") / NODES
+        nodes = [{"sent": node.bytes_sent, "seconds": seconds} for node in made.results]
+    losses = {part: evaluate(model, data[part])[0] for part in FIGURES[:2]}
+    print(json.dumps({**losses, **{name: mean(node[name] for node in nodes) for name in FIGURES[2:]}}))
 
 
 def work(task: Task, upstream: Path) -> dict:
@@ -150,7 +154,7 @@ def row(done: Done, tasks: list[Task], key: str) -> list:
     found = {whose: {name: mean(r[name] for r in rs) for name in FIGURES} for whose, rs in runs.items()}
     ours, theirs = found["ours"], found["upstream"]
     noise = max(stdev(r["validation"] for r in rs) if len(rs) > 1 else 0.0 for rs in runs.values())
-    apart = f"{(ours['validation'] - theirs['validation']) / noise:+.1f}" if noise else ""
+    apart = f"{(ours['validation'] - theirs['validation']) / noise if noise else 0:+.1f}"
     losses = (f"{side[part]:.4f}" for part in FIGURES[:2] for side in (ours, theirs))
     less, time_ = (f"{ours[name] / theirs[name]:.2f}" for name in FIGURES[2:])
     return [KEYS[key], *losses, apart, f"{ours['sent'] / tasks[0].steps:,.0f}", less, f"{ours['seconds']:.1f}", time_]
@@ -160,32 +164,25 @@ def main() -> int:
     parser = parser_of(__doc__, "upstream", f"{QUICK_STEPS} steps, one seed")
     parser.add_argument("--upstream", type=Path, required=True, metavar="DIR", help="the folder that holds its exogym")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", type=names, default=list(KEYS), metavar="KEYS", help=", ".join(KEYS))
     args = parser.parse_args()
     steps, seeds = (QUICK_STEPS, 1) if args.quick else (STEPS, args.seeds)
-    ways = [
-        (key, whose) for key in args.only for whose in ("ours", "upstream") if (whose, key[-6:]) != ("ours", "copies")
-    ]
+    ways = [(key, whose) for key in KEYS for whose in ("ours", "upstream") if whose != "ours" or key[-6:] != "copies"]
     tasks = [Task(key=key, whose=whose, seed=seed, steps=steps) for seed in range(seeds) for key, whose in ways]
     done = Done(args.out / "quick" if args.quick else args.out)
     done.run(tasks, lambda task: work(task, args.upstream.resolve()), args.more)
     if done.left(tasks):
         return int(bool(done.failed))
-    rows = [row(done, tasks, key) for key in args.only]
+    rows = [row(done, tasks, key) for key in KEYS]
     misses = [
-        f"{each[0]}: {each[5]} standard deviations of the seeds" for each in rows if abs(float(each[5] or 0)) > NOISE
+        f"{name}: {far} standard deviations" for name, *_, far in (r[:6] for r in rows) if abs(float(far)) > NOISE
     ]
-    lines = [
-        f"Digits, an MLP of {'-'.join(map(str, WIDTHS))}, {NODES} nodes on this machine, {steps} steps of {BATCH} images "
-        f"on each, AdamW with lr {LR:g} (DeMo 1e-3), no schedule. Means of {seeds} seeds, each with the same first "
-        "weights; noise: the larger standard deviation of the two sides' validation losses. Bytes are those of a ring.",
-        "",
-        *table(HEAD, rows),
-        *done.listed(tasks, misses),
-    ]
-    publish(
-        "upstream exogym side by side", lines, done.commits(tasks), write=not args.quick and args.only == list(KEYS)
+    about = (
+        f"Digits, an MLP of {'-'.join(map(str, WIDTHS))}, {NODES} nodes on this machine, {steps} steps of {BATCH} "
+        f"images on each, AdamW with lr {LR:g} (DeMo 1e-3), no schedule. Means of {seeds} seeds, each with the same "
+        "first weights. Noise: the larger standard deviation of the two sides' validation losses. Bytes are a ring's."
     )
+    lines = [about, "", *table(HEAD, rows), *done.listed(tasks, misses)]
+    publish("upstream exogym side by side", lines, done.commits(tasks), write=not args.quick)
     return 0
 
 

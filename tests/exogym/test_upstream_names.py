@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import tomllib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from exogym.strategy.sparta import (
     SparseCommunicator,
 )
 
+PROJECT = Path(__file__).parents[2]
 STRATEGIES = "CommunicateOptimizeStrategy DeMoStrategy DiLoCoStrategy FedAvgStrategy OptimSpec SPARTAStrategy Strategy"
 PLACES = {  # what scripts import from where
     "exogym": "LocalTrainer TrainNode Trainer",
@@ -288,3 +290,16 @@ def test_collectives(as_given):
             return info()["world_size"], info()["rank"]
 
     assert run_threads(2, rank_main) == [(2, 0), (2, 1)]
+
+
+def test_exogym_is_installed_by_itself():
+    """It has upstream's extras, and the versions that the whole project asks for."""
+    own, whole = (
+        tomllib.loads((PROJECT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        for folder in ("gym", ".")
+    )
+    extras = own["optional-dependencies"]
+    assert {"wandb", "gpt", "demo", "examples", "all", "dev"} <= extras.keys()
+    asked = {*whole["dependencies"], *(each for group in whole["optional-dependencies"].values() for each in group)}
+    needed = [*own["dependencies"], *extras["wandb"], *extras["tensorboard"], *extras["dev"][1:]]
+    assert {each for each in needed if not each.startswith("torch")} <= asked
