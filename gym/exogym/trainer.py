@@ -240,6 +240,7 @@ class LaunchedTrainer(Trainer):
         """
         from exogym.launch import rank, world_size  # loads torch's launcher, which on a Mac warns of itself
 
+        settings = {**self.settings, **settings}
         check_keys("fit", settings, [field.name for field in fields(FitSettings)])
         if settings.setdefault("num_nodes", world_size()) != world_size():
             raise SettingError(f"num_nodes = {settings['num_nodes']}, but {world_size()} processes were launched")

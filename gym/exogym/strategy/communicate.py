@@ -12,13 +12,11 @@ one on the GPU). An array of numpy is taken as a tensor. Errors: SettingError fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce as fold
-from functools import wraps
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,52 +41,37 @@ def current() -> Comm:
     return comm_in_use() or default_group() or SingleComm()
 
 
-def _takes_arrays(collective: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a collective take an array of numpy as the tensor that has the same memory."""
-
-    @wraps(collective)
-    def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        return collective(torch.from_numpy(tensor) if isinstance(tensor, np.ndarray) else tensor, *args, **kwargs)
-
-    return call
-
-
-@_takes_arrays
 def all_reduce(tensor: Tensor, op: Any = "sum") -> Tensor:
     """Replace `tensor` on every rank by one of OPS over ranks, with the same bits on all; `op` may be a ReduceOp."""
-    comm = current()
+    comm, tensor = current(), torch.as_tensor(tensor)
     op = _checked_op(op, tensor)
     with _flat(tensor, comm) as flat:
         flat.copy_(_reduced(comm, flat, op))
     return tensor
 
 
-@_takes_arrays
 def all_gather(tensor: Tensor | list[Tensor], own: Tensor | None = None) -> list[Tensor]:
-    """The ranks' tensors in rank order, on the device of `tensor`.
-
-    As torch's it may be given a list of tensors to write into, and then this rank's `own`.
-    """
-    comm = current()
+    """The ranks' tensors in rank order, on the device of `tensor`; also as torch's, with a list to write into first."""
     if isinstance(tensor, list):
+        if own is None:
+            raise SettingError("all_gather: after a list to write into comes this rank's own tensor")
         return [place.copy_(found) for place, found in zip(tensor, all_gather(own), strict=True)]
+    comm, tensor = current(), torch.as_tensor(tensor)
     return [_back(flat, tensor) for flat in comm.all_gather(_bytes(_copy(tensor, comm)))]
 
 
-@_takes_arrays
 def broadcast(tensor: Tensor, src: int = 0) -> Tensor:
     """Replace `tensor` on every rank by that of rank `src`."""
-    comm = current()
+    comm, tensor = current(), torch.as_tensor(tensor)
     _check_rank("src", src, comm)
     with _flat(tensor, comm) as flat:
         comm.broadcast_(_bytes(flat), src)
     return tensor
 
 
-@_takes_arrays
 def reduce(tensor: Tensor, dst: int = 0, op: Any = "sum") -> Tensor:
     """Replace `tensor` on rank `dst` by one of OPS over ranks; the others keep theirs."""
-    comm = current()
+    comm, tensor = current(), torch.as_tensor(tensor)
     op = _checked_op(op, tensor)
     _check_rank("dst", dst, comm)
     reduced = _reduced(comm, _copy(tensor, comm), op)
@@ -98,10 +81,9 @@ def reduce(tensor: Tensor, dst: int = 0, op: Any = "sum") -> Tensor:
     return tensor
 
 
-@_takes_arrays
 def scatter(tensor: Tensor, parts: Sequence[Tensor] | None = None, src: int = 0) -> Tensor:
     """Replace `tensor` on each rank by its own of the `parts` that rank `src` has; the others pass none."""
-    comm = current()
+    comm, tensor = current(), torch.as_tensor(tensor)
     _check_rank("src", src, comm)
     if comm.rank != src and parts is not None:
         raise SettingError(f"scatter: only rank {src}, which is src, has parts; this is rank {comm.rank}")
@@ -116,10 +98,9 @@ def scatter(tensor: Tensor, parts: Sequence[Tensor] | None = None, src: int = 0)
     return tensor
 
 
-@_takes_arrays
 def gather(tensor: Tensor, dst: int = 0) -> list[Tensor] | None:
     """The ranks' tensors in rank order on rank `dst`; None on the others."""
-    comm = current()
+    comm, tensor = current(), torch.as_tensor(tensor)
     _check_rank("dst", dst, comm)
     own = _copy(tensor, comm)
     if comm.rank != dst:
@@ -131,13 +112,12 @@ def gather(tensor: Tensor, dst: int = 0) -> list[Tensor] | None:
     return [_back(flat, tensor) for flat in flats]
 
 
-@_takes_arrays
 def reduce_scatter(tensor: Tensor, parts: Sequence[Tensor] | None = None, op: Any = "sum") -> Tensor:
     """Replace `tensor` on each rank by one of OPS over the ranks' `parts` for it: `parts[rank]`.
 
     Without `parts` these are equal parts of `tensor`, which stays: the result is a new tensor.
     """
-    comm = current()
+    comm, tensor = current(), torch.as_tensor(tensor)
     op = _checked_op(op, tensor)
     if parts is None:
         if len(tensor) % comm.world_size:

@@ -93,11 +93,9 @@ def strategy_settings(who: str, given: Mapping[str, Any], known: Sequence[str]) 
 
 def ensure_optim_spec(optim: Any, default: Any = None, **numbers: Any) -> Any:
     """Return an OptimSpec for a name or None; one that is given gets the numbers, too."""
-    if isinstance(optim, OptimSpec):
-        return replace(optim, **numbers)
-    if isinstance(optim, partial):
-        return partial(optim, **numbers)
-    return default if optim is None and default else OptimSpec.from_string(optim or "adamw", **numbers)
+    if optim is None or isinstance(optim, str):
+        return default if default and optim is None else OptimSpec.from_string(optim or "adamw", **numbers)
+    return replace(optim, **numbers) if isinstance(optim, OptimSpec) else partial(optim, **numbers)
 
 
 def get_device() -> str:
