@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import sys
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -173,6 +174,9 @@ class LocalTrainer(Trainer):
         logger = logger_of(settings, logger)
         parsed = fit_settings(settings)
         self.result = self.results = None
+        if parsed.max_steps == 0:
+            warnings.warn("max_steps = 0: the model stays as it is", stacklevel=2)
+            return self.model
         with _open_logger(logger, log_interval) as events:
             run = self._fit_here if parsed.num_nodes == 1 else self._fit_in_processes
             self.results = run(parsed, events, should_stop)

@@ -72,9 +72,7 @@ def test_cifar(tmp_path, monkeypatch):
     from cifar import load
 
     for name, label in (("data_batch_1", 3), ("data_batch_2", 7), ("test_batch", 9)):
-        (tmp_path / f"{name}.bin").write_bytes(
-            bytes([label, *1024 * [0], *1024 * [51], *1024 * [255]])
-        )
+        (tmp_path / f"{name}.bin").write_bytes(bytes([label, *1024 * [0], *1024 * [51], *1024 * [255]]))
     train_data, val_data = load(tmp_path)
     assert train_data.tensors[1].tolist() == [3, 7] and val_data.tensors[1].tolist() == [9]
     assert train_data.tensors[0][1, :, 5, 6].tolist() == pytest.approx([0, 0.2, 1])

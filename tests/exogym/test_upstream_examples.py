@@ -285,7 +285,7 @@ for steps in (60, 1):
     for K in [1, NODES]:
         trainer.fit(max_steps=steps // K, strategy=DiLoCoStrategy(**inner, H=30), num_nodes=K, batch_size=32 // K,
                     minibatch_size=16 // K, run_name=f"diloco-{K}-{steps}", **common)
-        print("loss", trainer.result.val_loss, trainer.result.steps)
+        print("loss", trainer.result.val_loss if trainer.result else 0, trainer.result.steps if trainer.result else 0)
 """,
 }
 
