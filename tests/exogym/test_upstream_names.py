@@ -72,6 +72,7 @@ REFUSED = {  # and what to write is said
     "exogym.strategy.demo_impl.demo": "DeMo",
     "exogym.utils": "LogModule create_config init_process_group_portsafe",
     "exogym": "launch_distributed_training",
+    "exogym.launch": "launch_distributed_training",
     "distributed": "DistributedLauncher",
 }
 

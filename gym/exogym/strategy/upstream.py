@@ -21,7 +21,6 @@ from exogym.logger import Event, Logger, Record, WandbLogger
 from exogym.logger.logger import FOLDER
 from exogym.strategy.strategy_settings import BY_NAME, OPTIMIZERS, OptimSpec
 
-SETTINGS = "the arguments of fit are the settings"
 LOGGED = "a run's settings go to the logger: see Logger.started"
 NAMES = {  # the module that has it here, or what to write instead
     "CheckpointMixin": "give fit save_dir and checkpoint_interval, and resume=True to go on",
@@ -36,7 +35,7 @@ NAMES = {  # the module that has it here, or what to write instead
     "get_device": "exogym.strategy.upstream",
     "init_process_group_portsafe": "write exogym.launch.init()",
     "launch_distributed_training": "write exogym.launch.launch(function, [arguments], nproc_per_node=N)",
-    **dict.fromkeys(("TrainConfig", "TrainingConfig"), SETTINGS),
+    "TrainConfig": "the arguments of fit are the settings",
     **dict.fromkeys(("LogModule", "create_config", "extract_config", "log_model_summary", "safe_log_dict"), LOGGED),
 }
 
