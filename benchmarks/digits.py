@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from exogym import LocalTrainer, Strategy
+if TYPE_CHECKING:
+    from exogym import Strategy
 
 NODES = 4
 BATCH = 8  # images of one node in an optimizer step; 34 steps of all nodes are an epoch
@@ -72,6 +74,8 @@ class Figures:
 
 def train(strategy: Strategy, *, net: str, steps: int, seed: int) -> Figures:
     """Train on NODES processes of this machine, without validation: that would send too. Raises ExogymError."""
+    from exogym import LocalTrainer  # not above: upstream.py has another exogym beside these digits
+
     data = load_digits()
     trainer = LocalTrainer(new_net(net, seed), data["train"])
     model = trainer.fit(

@@ -4,6 +4,8 @@ Names load on first use: `import exogym`, `import exogym.config` and `import exo
 """
 
 import importlib
+import sys
+from types import ModuleType
 from typing import Any
 
 _HOME = {
@@ -38,8 +40,26 @@ def __getattr__(name: str) -> Any:
         return sorted({*_MODULE_OF, *strategies.__all__})
     if name in strategies.__all__:
         return getattr(strategies, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module("exogym.strategy.upstream").of_upstream(__name__, name)
 
 
 def __dir__() -> list[str]:
     return list(__getattr__("__all__"))
+
+
+class _OnlyUpstream(ModuleType):
+    """A module that only upstream exogym has. It has all names of this package, so its own ones, too."""
+
+    __path__ = []  # noqa: RUF012
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return __getattr__(name)
+
+
+for _name in (
+    *("aux", "aux.checkpointing", "aux.correlation", "aux.logger", "aux.utils", "common", "minibatch_probe", "utils"),
+    *(f"strategy.{name}" for name in ("communicate_optimize_strategy", "demo_impl", "demo_impl.demo", "sparta_diloco")),
+):
+    sys.modules[f"{__name__}.{_name}"] = _OnlyUpstream(f"{__name__}.{_name}")

@@ -58,7 +58,7 @@ def choose(name: str | torch.device | None = None, local_rank: int = 0) -> torch
 
     A bare `cuda` is spread over the cards by `local_rank`.
     """
-    if name in (None, "auto"):
+    if name in (None, "", "auto"):
         name = os.environ.get("EXOGYM_DEVICE") or "auto"
     if name == "auto":
         name = "mps" if torch.backends.mps.is_available() else "cuda" if torch.cuda.is_available() else "cpu"

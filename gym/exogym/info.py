@@ -28,7 +28,7 @@ from exogym.comm.comm import Comm
 from exogym.config import at_least
 from exogym.errors import ExogymError
 from exogym.flat import digest
-from exogym.launch import join, launch, world_size
+from exogym.launch import join, launch, rank, world_size
 from exogym.strategy import STRATEGIES, communicate
 
 SOURCE = Path(__file__).parent
@@ -60,7 +60,8 @@ class Info(dict[str, Any]):
 
 
 def info() -> Info:
-    """Return versions, platform, cores, devices with their memory in bytes, torch's backends, and strategies."""
+    """Return versions, platform, cores, devices with memory in bytes, torch's backends, strategies, and this rank."""
+    comm = communicate.current()
     cores = {"physical": psutil.cpu_count(logical=False), "logical": os.cpu_count()}
     return Info(
         exogym={"source": source_hash(), "in": str(SOURCE)},
@@ -71,6 +72,8 @@ def info() -> Info:
         devices=_devices(),
         backends=[name for name in BACKENDS if dist.is_available() and dist.is_backend_available(name)],
         strategies=sorted(STRATEGIES),
+        rank=comm.rank if comm.world_size > 1 else rank(),
+        world_size=max(comm.world_size, world_size()),
     )
 
 

@@ -36,6 +36,7 @@ from exogym.config import at_least, one_of
 from exogym.errors import ExogymError, NodeFailed, PeerLost, SettingError
 from exogym.nodes import LAUNCHER, end_with_launcher
 from exogym.strategy import communicate
+from exogym.strategy.upstream import of_upstream
 
 __all__ = ["init", "launch", "main"]
 
@@ -252,6 +253,10 @@ def _failures(error: ChildFailedError) -> dict[int, ProcessFailure]:
 
 _store: dist.Store | None = None
 _groups = count()
+
+
+def __getattr__(name: str) -> Any:
+    return of_upstream(__name__, name)
 
 
 def rank() -> int:

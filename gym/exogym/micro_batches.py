@@ -37,7 +37,12 @@ LATER_BYTES = {"cpu": 40, "mps": 40, "cuda": 16}
 
 
 class Forward:
-    """The model's loss of a micro-batch, on its device and in its precision."""
+    """The model's loss of a micro-batch, on its device and in its precision.
+
+    accuracy: of the last one, from 0 to 1, where the model's output has an "accuracy" beside its loss.
+    """
+
+    accuracy: float | None = None
 
     def __init__(self, model: nn.Module, device: torch.device, precision: str):
         self._model, self._device, self._precision = model, device, precision
@@ -53,7 +58,10 @@ class Forward:
         batch = to_device(batch, self._device)
         samples = len(sample_ids(batch)) or count_samples(batch)
         with devices.autocast(self._device, self._precision):
-            loss, weight = loss_of(self._model(batch))
+            output = self._model(batch)
+            loss, weight = loss_of(output)
+        found = output.get("accuracy") if isinstance(output, Mapping) else getattr(output, "accuracy", None)
+        self.accuracy = None if found is None else float(found)
         return loss, float(samples if weight is None else weight), samples
 
 

@@ -15,6 +15,7 @@ from exogym.config import at_least, check_keys, check_types, check_whole, one_of
 from exogym.device import PRECISIONS
 from exogym.errors import SettingError
 from exogym.strategy.strategy import Strategy
+from exogym.strategy.upstream import fit_arguments
 
 VAL_SIZE = 64
 AUTOCAST = {True: "bf16", "bf16": "bf16", False: "float32"}  # what `fit(autocast=...)` takes, as a precision
@@ -78,8 +79,8 @@ class FitSettings(LoopSettings):
     max_memory_usage: the part (0 to 1) of the memory available that a rank may take, shared with the ranks of the same
     machine or accelerator; 0.8, if None. Beside minibatch_size or gradient_accumulation it takes effect if it is given:
     then passes that do not fit are made smaller, with a "warning" event.
-    val_size: samples of a validation set that are used, spread evenly over it (64 if not given; None: all). Where a
-    factory makes the validation sets, it is for each rank's.
+    val_size: samples of a validation set that are used, spread evenly over it (64 if not given; None: all; 0: none).
+    Where a factory makes the validation sets, it is for each rank's.
     device: where all ranks train (the best there is, if None). devices: one for each rank, names or numbers of CUDA
     cards; fewer than ranks are used in turn.
     seed: shuffling, and with the rank added, all other randomness, as dropout. timeout: seconds that a rank waits for
@@ -115,7 +116,7 @@ class FitSettings(LoopSettings):
             refuse("without save_dir", **at_work)
 
     def _check_sizes(self) -> None:
-        _check_whole(self, {"batch_size": 1, "minibatch_size": 1, "gradient_accumulation": 1, "val_size": 1})
+        _check_whole(self, {"batch_size": 1, "minibatch_size": 1, "gradient_accumulation": 1, "val_size": 0})
         size, passes = self.minibatch_size, self.gradient_accumulation
         for name in ("minibatch_size", "gradient_accumulation"):
             if (getattr(self, name) or 1) > self.batch_size:
@@ -164,8 +165,8 @@ def _check_whole(settings: LoopSettings, least: dict[str, float]) -> None:
 def fit_settings(given: dict[str, Any]) -> FitSettings:
     """Return the settings that a caller has given to `fit`. Raises SettingError for a name that there is not."""
     names = [field.name for field in fields(FitSettings) if field.name != "precision"]
-    check_keys("fit", given, [*names, "autocast"])
-    settings = dict(given)
+    settings = fit_arguments(given)
+    check_keys("fit", settings, [*names, "autocast"])
     autocast = settings.pop("autocast", False)
     if not isinstance(autocast, (bool, str)) or autocast not in AUTOCAST:
         raise SettingError(f"autocast must be True, 'bf16' (which is the same) or False, not {autocast!r}")

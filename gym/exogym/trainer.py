@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import sys
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import VAL_SIZE, FitSettings, fit_settings
 from exogym.state.checkpoint import Checkpoints
 from exogym.strategy.strategy import Strategy
+from exogym.strategy.upstream import logger_of
 from exogym.train_node import TrainNode, TrainResult
 
 # A dataset to share among ranks, a factory (rank, num_nodes, train_dataset) of each rank's own, or ready batches.
@@ -48,9 +50,22 @@ class Trainer(ABC):
     The model's `forward(batch)` returns a mean loss, or `(mean loss, number of target tokens)`, or what has a `loss`.
     """
 
-    def __init__(self, model: nn.Module, train_dataset: DataSource, val_dataset: DataSource | None = None):
+    def __new__(cls, *args: Any, **kwargs: Any) -> Trainer:
+        """Make a LocalTrainer where this class is called, as upstream's is."""
+        return super().__new__(LocalTrainer if cls is Trainer else cls)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train_dataset: DataSource,
+        val_dataset: DataSource | None = None,
+        start_port: int | None = None,
+        **settings: Any,
+    ):
+        """start_port: not needed, a free one is taken. settings: device or devices, as `fit` takes them."""
         check_model(model)
-        self.model, self.train_dataset, self.val_dataset = model, train_dataset, val_dataset
+        check_keys("the trainer", settings, ("device", "devices"))
+        self.model, self.train_dataset, self.val_dataset, self.settings = model, train_dataset, val_dataset, settings
         self.node: TrainNode | None = None  # in a process that is a rank
 
     @abstractmethod
@@ -155,8 +170,13 @@ class LocalTrainer(Trainer):
         script or a notebook. Raises SettingError, or NodeFailed with the first failed rank's traceback; no process
         outlives the call.
         """
-        parsed = fit_settings({"strategy": strategy, **settings})
+        settings = {"strategy": strategy, **self.settings, **settings}
+        logger = logger_of(settings, logger)
+        parsed = fit_settings(settings)
         self.result = self.results = None
+        if parsed.max_steps == 0:
+            warnings.warn("max_steps = 0: the model stays as it is", stacklevel=2)
+            return self.model
         with _open_logger(logger, log_interval) as events:
             run = self._fit_here if parsed.num_nodes == 1 else self._fit_in_processes
             self.results = run(parsed, events, should_stop)
@@ -224,6 +244,7 @@ class LaunchedTrainer(Trainer):
         """
         from exogym.launch import rank, world_size  # loads torch's launcher, which on a Mac warns of itself
 
+        settings = {**self.settings, **settings}
         check_keys("fit", settings, [field.name for field in fields(FitSettings)])
         if settings.setdefault("num_nodes", world_size()) != world_size():
             raise SettingError(f"num_nodes = {settings['num_nodes']}, but {world_size()} processes were launched")
@@ -316,6 +337,8 @@ def samples_of(
     given_val_size = None if settings.val_size == VAL_SIZE else settings.val_size
     if own:
         data = call_factory(data, rank, num_nodes, training)
+    if not training and settings.val_size == 0:
+        return None
     if data is None and not (own or training):
         refuse("without val_dataset", val_size=given_val_size)
         return None

@@ -65,6 +65,20 @@ def test_mnist_that_is_not_there(tmp_path):
     assert done.returncode == 1 and done.stderr.startswith(f"there is no MNIST in {tmp_path}")
 
 
+def test_cifar(tmp_path, monkeypatch):
+    shown = run("cifar", "--quick", "--nodes", 1)
+    assert shown.startswith("data: two photographs, 2,250 images")
+    assert all(accuracy > 0.12 for _, _, accuracy, _ in rows(shown).values())  # of ten classes
+    monkeypatch.syspath_prepend(EXAMPLES)
+    from cifar import load
+
+    for name, label in (("data_batch_1", 3), ("data_batch_2", 7), ("test_batch", 9)):
+        (tmp_path / f"{name}.bin").write_bytes(bytes([label, *1024 * [0], *1024 * [51], *1024 * [255]]))
+    train_data, val_data = load(tmp_path)
+    assert train_data.tensors[1].tolist() == [3, 7] and val_data.tensors[1].tolist() == [9]
+    assert train_data.tensors[0][1, :, 5, 6].tolist() == pytest.approx([0, 0.2, 1])
+
+
 @pytest.mark.slow
 def test_nanogpt():
     shown = run("nanogpt", "--quick")

@@ -57,7 +57,7 @@ def test_how_many_samples_are_computed_at_once(given, at_once):
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"batch_size": 2.5}, "batch_size must be a whole number, not 2.5"),
         ({"num_nodes": "2"}, "num_nodes must be a whole number, not '2'"),
-        ({"val_size": 0}, "val_size must be at least 1"),
+        ({"val_size": -1}, "val_size must be at least 0"),
         ({"val_interval": 0}, "val_interval must be at least 1"),
         ({"max_steps": 2.5}, "max_steps must be a whole number or None, not 2.5"),
         ({"max_steps": True}, "max_steps must be a whole number or None, not True"),

@@ -153,6 +153,7 @@ def line(record: Record, total_steps: int | None = None) -> str:
     parts += [_loss("validation loss", record.val_loss, record.val_perplexity)]
     if record.local_val_loss != record.val_loss:
         parts += [_loss("local validation loss", record.local_val_loss, record.local_val_perplexity)]
+    parts += [_figure("accuracy", record.val_accuracy, "{:.1%}")]
     parts += [_figure("correlation of ranks", record.correlation, "{:.6f}")]
     parts += [_figure("lr", record.lr), _figure("gradient norm", record.grad_norm)]
     parts += [_figure("", record.samples_per_s, "{:.3g} samples/s")]

@@ -16,7 +16,7 @@ DEFAULT_INTERVAL = 10  # optimizer steps
 IN_TRANSIT = 8  # steps of one rank whose events may still be under way when another's have come
 REPEATED = (  # at the end, from the last record that had them
     *("step", "epoch", "ranks", "loss", "perplexity", "lr"),
-    *("val_loss", "val_perplexity", "local_val_loss", "local_val_perplexity"),
+    *("val_loss", "val_perplexity", "local_val_loss", "local_val_perplexity", "val_accuracy"),
 )
 FIGURES = ("validation", "correlation")  # kinds of events besides steps that are records
 Rank = Hashable
@@ -138,7 +138,7 @@ class Summary:
             else:  # a validation has only one loss where ranks have the same weights
                 figures = of_losses(
                     val_loss=event.get("loss"), local_val_loss=event.get("local_loss", event.get("loss"))
-                )
+                ) | {"val_accuracy": event.get("accuracy")}
             yield self._record(kind, _at(event) | figures)
 
     def _of_steps(self, steps: dict[tuple[Rank, int], Event]) -> dict[str, Any]:
@@ -172,6 +172,7 @@ class Record:
     epoch: counted from 1. seconds: since the first event. ranks: how many took part.
     loss: weighted by target tokens, over these steps and all ranks; at the end, that of the last interval.
     val_loss: of the averaged model. local_val_loss: the mean of the ranks' own models. Perplexities are exp of a loss.
+    val_accuracy: from 0 to 1, where the model gives it.
     samples_per_s, tokens_per_s: of all ranks together, validation and checkpoints apart. Where the model gives a bare
     loss, tokens are samples.
     bytes_per_step, bytes_total: sent by all ranks together in exchanges, since this process began; the first weights,
@@ -191,6 +192,7 @@ class Record:
     val_perplexity: float | None = None
     local_val_loss: float | None = None
     local_val_perplexity: float | None = None
+    val_accuracy: float | None = None
     correlation: float | None = None
     lr: float | None = None
     grad_norm: float | None = None

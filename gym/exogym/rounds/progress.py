@@ -146,11 +146,12 @@ class Validation:
         if not self._sampler:
             return
         state, parameters = self._state, self._state.strategy.parameters
-        loss, local, mean = self._agreed(self._sums), {}, None
+        (loss, accuracy), told, mean = self._agreed(self._sums), {}, None
         if state.strategy.differs:
             own = parameters.read()
             if (mean := common_weights(self._comm, state, own)) is not None:
-                loss, local = self._loss_of(mean, own), {"local_loss": loss}
+                told["local_loss"] = loss
+                loss, accuracy = self._loss_of(mean, own)
         best = None if self._keep_best and state.best_weights is None else state.now.best_loss
         is_best = loss is not None and (best is None or loss < best)
         kept = None
@@ -161,13 +162,17 @@ class Validation:
                 common = common_weights(self._comm, state, own)
                 kept = own if common is None else common
         state.validated(loss, is_best=is_best, weights=kept)
-        self._progress.emit("validation", loss=loss, **local)
+        if accuracy is not None:
+            told["accuracy"] = accuracy
+        self._progress.emit("validation", loss=loss, **told)
 
-    def _agreed(self, sums: Callable[[], Tensor]) -> float | None:
-        return Mean(*self._comm.commit_together(VALIDATION, sums).tolist()).value()
+    def _agreed(self, sums: Callable[[], Tensor]) -> tuple[float | None, float | None]:
+        """Return the loss, and the accuracy if the model tells it."""
+        loss, weight, right, known = self._comm.commit_together(VALIDATION, sums).tolist()
+        return Mean(loss, weight).value(), Mean(right, known).value()
 
-    def _loss_of(self, mean: Tensor, own: Tensor) -> float | None:
-        """Return the loss of weights `mean` [numel]; the model then has its `own` again."""
+    def _loss_of(self, mean: Tensor, own: Tensor) -> tuple[float | None, float | None]:
+        """Return loss and accuracy of weights `mean` [numel]; the model then has its `own` again."""
         strategy = self._state.strategy
 
         def sums() -> Tensor:
@@ -181,10 +186,10 @@ class Validation:
         return self._agreed(sums)
 
     def _sums(self) -> Tensor:
-        """Return the sum of the losses over all ranks, and of their weights [2 float64]."""
+        """Return the sums over all ranks: losses and their weights, accuracies and theirs [4 float64]."""
         assert self._sampler is not None
         self.follow()
-        mean = Mean()
+        mean, right = Mean(), Mean()
         with modes_kept(self._model), torch.no_grad():
             self._model.eval()
             for batches in self._sampler.epoch(0):
@@ -193,7 +198,9 @@ class Validation:
                     loss, weight, _ = self._forward(batch)
                     if weight > 0 and isfinite(value := loss.item()):
                         mean.add(value * weight, weight)
-        sums = torch.tensor([mean.total, mean.weight], dtype=torch.float64)
+                        if (accuracy := self._forward.accuracy) is not None:
+                            right.add(accuracy * weight, weight)
+        sums = torch.tensor([mean.total, mean.weight, right.total, right.weight], dtype=torch.float64)
         self._comm.all_reduce_(sums)
         return sums
 

@@ -49,7 +49,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return importlib.import_module(f"{__name__}.upstream").of_upstream(__name__, name)
     return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 

@@ -24,10 +24,10 @@ class DeMoStrategy(EveryStepStrategy):
     """Momentum on each rank, of which the largest frequencies are sent at every step, and a step of sign-SGD.
 
     A rank's residual is what it has not sent: residual = decay * residual + lr * gradient, kept as the DCT of chunks of
-    at most [c, c]. Of a full chunk the `topk` largest coefficients are sent and taken out, of a smaller one as large a
-    part, at least one. Weights move by lr along the sign of the ranks' mean, weighted as the loss is (the paper's code
-    takes the mean over those ranks that sent a coefficient). A rank without work, or with a gradient that is not
-    finite, sends nothing and keeps its residual: what it could send would have the weight of no tokens.
+    at most [c, c]. Of each chunk the `topk` largest coefficients are sent and taken out, all of a smaller one. Weights
+    move by lr along the sign of the ranks' mean, weighted as the loss is (the paper's code takes the mean over those
+    ranks that sent a coefficient). A rank without work, or with a gradient that is not finite, sends nothing and keeps
+    its residual: what it could send would have the weight of no tokens.
 
     Of a full chunk each of N ranks sends (N-1) * topk * (4 + 1, 2 or 4 for an index) bytes; with AllReduce it is
     2 * (N-1) / N * 4 * c * c. With c = 64, topk = 32 and N = 4 that is 576 bytes, and 24,576: 43 times as much.
@@ -48,9 +48,7 @@ class DeMoStrategy(EveryStepStrategy):
         params, config = self.parameters, self.config
         self.check_interval = config.check_interval
         self._batches = chunk_batches(params.parameters, config.compression_chunk)
-        full, topk = config.compression_chunk**2, config.compression_topk
-        # How many coefficients of a chunk are sent.
-        self._counts = [min(batch.values, math.ceil(topk * batch.values / full)) for batch in self._batches]
+        self._counts = [min(batch.values, config.compression_topk) for batch in self._batches]  # of a chunk
         self._residuals = [batch.zeros() for batch in self._batches]
         self._next = [batch.zeros() for batch in self._batches]
         self._weight, self._lr = 0.0, 0.0

@@ -20,9 +20,7 @@ class DeMoConfig(StrategyConfig):
     compression_decay: float = setting(
         0.999, "momentum: the part of what was not sent that a step keeps", example="0.99"
     )
-    compression_topk: int = setting(
-        32, "coefficients that a step sends of a chunk (of smaller ones fewer)", low=1, example="16"
-    )
+    compression_topk: int = setting(32, "coefficients that a step sends of each chunk", low=1, example="16")
     compression_chunk: int = setting(64, "edge of the chunks that are transformed, at most", low=1, example="32")
     check_interval: int = setting(
         100, "compare the ranks' weights every so many steps (0: only at the end)", low=0, example="50"

@@ -18,6 +18,7 @@ from exogym.strategy.in_flight import OverlappingStrategy
 from exogym.strategy.moments import Moments, SharedMoments, due
 from exogym.strategy.optim import ExactAdam, ExactSGD, fading, outer_optimizer
 from exogym.strategy.strategy import StepResult
+from exogym.strategy.upstream import strategy_settings
 from exogym.strategy.wire import FloatSum, WireSum
 
 NOT_FINITE = "the weights were not finite at the end of the round"
@@ -56,7 +57,9 @@ class DiLoCoCommunicator(CommunicationModule):
     Config = DiLoCoConfig
 
     def __init__(self, config: DiLoCoConfig | None = None, *, interval: int = 100, **settings: Any):
-        """Take a strategy's `config`; in a composition, `interval` and those of SETTINGS that differ."""
+        """Take a strategy's `config`; in a composition, `interval` (or H) and those of SETTINGS that differ."""
+        interval = settings.pop("H", interval)
+        settings = strategy_settings(type(self).__name__, settings, self.SETTINGS)
         check_keys(type(self).__name__, settings, () if config else self.SETTINGS)
         super().__init__(interval=config.H if config else interval)
         self.config = config or self.Config(**self.Config.usual(settings) | settings, H=interval)

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from exogym.flat import PIECE
 from exogym.strategy.diloco_settings import DiLoCoConfig
 from exogym.strategy.strategy_settings import Optim, OptimSpec, ScheduleSpec, StrategyConfig
+from exogym.strategy.upstream import ensure_optim_spec as ensure_optim_spec
 
 # The plain classes mean what their names mean, defaults included.
 _NAME_OF_CLASS = {torch.optim.AdamW: "adamw", torch.optim.Adam: "adam", torch.optim.SGD: "sgd"}

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import InitVar, dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from exogym.comm.comm import Comm
+from exogym.errors import SettingError
 from exogym.flat import FlatParameters
 from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy
 from exogym.strategy.communication_module import CommunicationModule, Draft, Exchanged
@@ -24,6 +26,18 @@ NOT_FINITE = "the weights to be sent were not finite"
 LEAST_PIECE = 1 << 20  # values
 
 
+class IndexSelector(NamedTuple):
+    """Upstream's way to say which weights are averaged, and what part of them."""
+
+    p: float
+    method: str
+
+
+RandomIndexSelector = partial(IndexSelector, method="random")
+ShuffledSequentialIndexSelector = partial(IndexSelector, method="sequential")
+PartitionedIndexSelector = partial(IndexSelector, method="partitioned")
+
+
 @dataclass(kw_only=True, eq=False)
 class SparseCommunicator(CommunicationModule):
     """The ranks take the mean of their weights at a few places, which all ranks know without being told.
@@ -33,8 +47,10 @@ class SparseCommunicator(CommunicationModule):
     those that ranks last had in common; each rank names its own share of them, which costs 4 bytes more a place.
     quantization_bits: bits of a number that is sent, which is the difference to the common weights; each rank sends its
     own to all others.
+    index_selector: upstream's name for the first two.
     """
 
+    index_selector: InitVar[IndexSelector | None] = field(default=None, kw_only=False)
     sparsification_rate: float = 0.005
     compression_method: str = "random"
     quantization_bits: int | None = None
@@ -42,8 +58,12 @@ class SparseCommunicator(CommunicationModule):
 
     is_round = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, index_selector: IndexSelector | None) -> None:
         super().__post_init__()
+        if index_selector is not None:
+            if type(index_selector) is not IndexSelector:
+                raise SettingError("index_selector: for places of your own write a CommunicationModule")
+            self.sparsification_rate, self.compression_method = index_selector
         check_sparse(self.sparsification_rate, self.compression_method, self.quantization_bits, "sparsification_rate")
 
     def setup(self, comm: Comm, parameters: FlatParameters, common: Tensor, *, keeps_common: bool) -> None:

@@ -19,8 +19,7 @@ from exogym.flat import FlatParameters, is_finite
 from exogym.strategy.communication_module import Payload
 from exogym.strategy.optim import Schedule, clip, inner_optimizer, named
 from exogym.strategy.strategy_settings import StrategyConfig
-
-ALIASES = {"inner_lr": "lr", "lr_scheduler": "schedule"}  # other names that a constructor takes
+from exogym.strategy.upstream import ALIASES, of_upstream, strategy_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +84,9 @@ class Strategy:
     drifts: tuple[str, ...] = ("optimizer", "weights")
 
     def __init__(self, **settings: Any):
-        for alias, name in ALIASES.items():
-            if alias in settings and name in settings:
-                raise SettingError(f"{alias} is another name of {name}: give one of them")
-        settings = {ALIASES.get(key, key): named(value) for key, value in settings.items()}
-        check_keys(type(self).__name__, settings, [f.name for f in fields(self.Config)], also=ALIASES)
+        who, known = type(self).__name__, [f.name for f in fields(self.Config)]
+        settings = {key: named(value) for key, value in strategy_settings(who, settings, known).items()}
+        check_keys(who, settings, known, also=ALIASES)
         self.config = self.Config(**self.Config.usual(settings) | settings)
         self.steps = 0
 
@@ -338,3 +335,7 @@ class EveryStepStrategy(Strategy):
         flat = self.parameters.read()
         flat[self.parameters.num_parameters :].copy_(self._agreed_buffers)
         return flat
+
+
+def __getattr__(name: str) -> Any:
+    return of_upstream(__name__, name)

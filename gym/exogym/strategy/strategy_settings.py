@@ -10,6 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, Field, dataclass, fields
+from functools import partial
 from types import NoneType
 from typing import Any, TypeVar, get_args
 
@@ -17,6 +18,7 @@ from exogym.config import at_least, check_keys, check_type, check_types, from_te
 from exogym.errors import SettingError
 
 OPTIMIZERS = ("adamw", "adam", "sgd")
+BY_NAME = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "rmsprop": "RMSprop", "adagrad": "Adagrad"}  # in torch.optim
 SCHEDULES = ("constant", "linear", "cosine")
 COSINE_END = 0.1  # of the peak, as in exo-explore/gym
 
@@ -26,9 +28,22 @@ class OptimSpec:
     """One optimizer and all its numbers; `betas` and `eps` are Adam's, `momentum` and `nesterov` SGD's.
 
     What is not given is as in torch: also weight_decay, 0.01 for adamw and 0 for the others.
-    name: adamw, adam or sgd, or torch's class of that name. For any other optimizer give a strategy the class itself,
-    or a functools.partial of it with its numbers.
+    name: adamw, adam or sgd, or torch's class of that name. With rmsprop, adagrad, any other class, or other numbers
+    than these, as `dampening`, it becomes a functools.partial of the class, which a strategy takes, too.
     """
+
+    def __new__(cls, name: Any = "adamw", **numbers: Any) -> Any:
+        is_torchs = inspect.isclass(name) and name.__module__.startswith("torch.optim")
+        known = name.__name__.lower() if is_torchs else name
+        if known in OPTIMIZERS and numbers.keys() <= cls.__dataclass_fields__.keys():
+            return super().__new__(cls)
+        if isinstance(name, str):
+            name = getattr(importlib.import_module("torch.optim"), BY_NAME[one_of("optimizer", name, BY_NAME)])
+        return partial(name, **numbers)
+
+    @classmethod
+    def from_string(cls, name: str, **numbers: Any) -> Any:
+        return cls(name.lower(), **numbers)
 
     name: str = "adamw"
     _: KW_ONLY
@@ -41,12 +56,7 @@ class OptimSpec:
 
     def __post_init__(self) -> None:
         if isinstance(self.name, type):
-            kind, name = self.name, self.name.__name__.lower()
-            if name not in OPTIMIZERS or not kind.__module__.startswith("torch.optim"):
-                remedy = f"give the strategy functools.partial({kind.__name__}, lr=...) in place of an OptimSpec"
-                raise SettingError(f"an OptimSpec knows {', '.join(OPTIMIZERS)}, not {kind.__name__}: {remedy}")
-            object.__setattr__(self, "name", name)
-        one_of("optimizer", self.name, OPTIMIZERS)
+            object.__setattr__(self, "name", self.name.__name__.lower())
         if self.weight_decay is None:
             object.__setattr__(self, "weight_decay", 0.01 if self.name == "adamw" else 0.0)
         check_types(self)
@@ -171,6 +181,11 @@ def check_optim(key: str, optim: Optim, **beside: Any) -> None:
     """Refuse what is no optimizer, and numbers beside a spec that already has them."""
     if isinstance(optim, OptimSpec):
         refuse(f"{key} is an OptimSpec with settings of its own", **beside)
+    elif isinstance(optim, partial) and inspect.isclass(optim.func):
+        try:
+            inspect.signature(optim.func).bind_partial(**optim.keywords)
+        except TypeError as error:
+            raise SettingError(f"{key}: {optim.func.__name__} {error}") from None
     elif not isinstance(optim, str) and not callable(optim):
         raise SettingError(f"{key} must be a name, an OptimSpec or an optimizer class, not {optim!r}")
 
