@@ -94,16 +94,19 @@ _FILLERS = "a an the of and in background short long loud un une le la de du des
 _SURELY = "beep beeps bip piepton pitido inaudible unintelligible indistinct dtmf laughter"
 SOUNDS, FILLERS, SURELY = (frozenset(text.split()) for text in (_SOUNDS, _FILLERS, _SURELY))
 MOST_WORDS = 4  # in a text that is nothing but a description
-# [laughter], (coughs), *sighs*, <noise>, ♪. Round brackets may be part of a text: only with a word for a sound in them.
+_HTML = r"(?i:b|i|u|em|strong|br|p|span|font|div|sup|sub|c|v|ruby|rt)"
+# [laughter], *sighs*, ♪; tags of corpora: <COMMA>, <unk>, {NOISE}, ((unclear)), &=laughs, %HESITATION, !SIL, ,COMMA.
+# Round brackets may be part of a text: only with a word for a sound in them, as (coughs).
 BRACKETED = re.compile(
-    r"\[[^\]]*\]|【[^】]*】|\*[^*\s][^*]*\*|♪|♫|<(?:noise|unk|laugh|breath|sil|spn|music)[^>]*>", re.I
+    rf"\[[^\]]*\]|【[^】]*】|\*[^*\s][^*]*\*|♪|♫|<(?!/?{_HTML}\b)/?[a-zA-Z][^<>]*>|\{{[^{{}}]*\}}|\(\([^()]*\)\)|&=\w+"
+    r'|(?<!\S)(?:%(?:HESITATION|hesitation)|!SIL|"DOUBLE-QUOTE|[,.?!:;-](?:COMMA|PERIOD|COLON|HYPHEN|[A-Z]+-[A-Z]+))\b'
 )
 ROUND = re.compile(r"\(([^)]*)\)|（([^）]*)）")
 
 SOUND = Kind(
     name="described sound",
     severity=Severity.WARNING,
-    means="The text describes a sound, as [laughter] or 'beep', which nobody says. The model learns to write it.",
+    means="A sound is described, as [laughter] or 'beep', or there is a tag, as <COMMA>: the model learns to write it.",
     remedy="Write only what is said. If nobody speaks, remove the row, or use no_speech = train with an empty text.",
 )
 
@@ -112,7 +115,7 @@ SOUND = Kind(
 def find_described_sounds(material: Material) -> Iterator[Finding]:
     for row in material.spoken:
         if found := described_sound(row.text):
-            what = f"'{found[:60]}' is a note, or describes a sound"
+            what = f"'{found[:60]}' is a note, a tag, or describes a sound"
             yield of_row(SOUND, row, what, badness=len(found) / len(row.text))
 
 
@@ -135,7 +138,7 @@ def _names_sound(text: str) -> bool:
 _MISREAD = re.compile(
     r"(?<![^\W\d_])?[ÂÃÄÅÎÏÐÑâã][\u0080-\u00bf\u0152\u0153\u0160\u0161\u0178\u017d\u017e\u0192\u02c6\u02dc\u2013-\u203a\u20ac\u2122]{1,2}"
 )
-_TAG = re.compile(r"</?(?:b|i|u|em|strong|br|p|span|font|div|sup|sub|c|v|ruby|rt)(?:\s[^<>]*)?/?>", re.IGNORECASE)
+_TAG = re.compile(rf"</?{_HTML}(?:\s[^<>]*)?/?>", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:[a-zA-Z][a-zA-Z0-9]{1,31}|#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});")
 # Marks of direction, soft hyphens, byte order marks and the like. Joiners (U+200C, U+200D) are letters in some scripts.
 _INVISIBLE = re.compile(r"[\u00ad\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\ufff9-\ufffb]")

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from whisper_tuner.data.formats.place import Place, parts_by_subset, read_text
-from whisper_tuner.data.formats.rows import BadRow, Cells, Part, Parts, Reading, Row
+from whisper_tuner.data.formats.place import Place, parts_by_folder, read_text
+from whisper_tuner.data.formats.rows import BadRow, Part, Parts, Reading, Row
 from whisper_tuner.errors import DataError
 from whisper_tuner.problems import Kind
 
 NO_FILE = re.compile(r"\||.*\|$|.*\.ark:\d+")  # a command whose output is the audio, or a place in an archive
-ABOVE = 2  # folders: names begin where the recipe runs, and its data is in data/train
 
 
 def recognises(place: Place) -> bool:
@@ -21,8 +20,7 @@ def recognises(place: Place) -> bool:
 
 
 def parts(place: Place, reading: Reading) -> Parts:
-    """Raises DataError."""
-    return parts_by_subset(place, _lists(place), partial(_part, place.path, reading))
+    return parts_by_folder(place, _lists(place), partial(_part, place.path, reading), with_others=False)
 
 
 def _lists(place: Place) -> list[PurePosixPath]:
@@ -41,7 +39,7 @@ def _part(root: Path, reading: Reading, path: Path, lists: Sequence[PurePosixPat
         layout="Kaldi",
         rows=partial(_rows, root, lists, reading),
         folder=root,
-        beside=(*folders, *root.absolute().parents[:ABOVE]),
+        beside=(*folders, *root.absolute().parents[:2]),  # a recipe runs above its data/train
         cut="its clips are parts of recordings" if any((one / "segments").is_file() for one in folders) else "",
     )
 
@@ -52,16 +50,13 @@ def _rows(root: Path, lists: Sequence[PurePosixPath], reading: Reading) -> Itera
         audio, segments, speakers = ({key: rest for _, key, rest in _lines(path, reading)} for path in tables)
         for number, utterance, words in _lines(root / file, reading):
             recording, *times = segments.get(utterance, "?").split() if segments else [utterance]
-            named = {"id": utterance, "audio": audio.get(recording, ""), "speaker": speakers.get(utterance, "")}
-            yield Row(number, _timed({**named, "text": words}, times), str(file))
-
-
-def _timed(cells: Cells, times: Sequence[str]) -> Cells | BadRow:
-    try:
-        start, end = map(float, times or (0, 0))
-    except ValueError:
-        return BadRow(Kind.DURATION, f"segments: no begin and end in seconds: {' '.join(times)}")
-    return {**cells, "offset": start, "duration": round(end - start, 3)} if times else cells
+            cells = {"id": utterance, "audio": audio.get(recording, ""), "speaker": speakers.get(utterance, "")}
+            try:
+                start, end = map(float, times or (0, 0))
+                span = {"offset": start, "duration": round(end - start, 3)} if times else {}
+                yield Row(number, {**cells, "text": words, **span}, str(file))
+            except ValueError:
+                yield Row(number, BadRow(Kind.DURATION, f"segments: no times in seconds: {' '.join(times)}"), str(file))
 
 
 def _lines(path: Path, reading: Reading) -> Iterator[tuple[int, str, str]]:

@@ -100,7 +100,7 @@ def _unknown(place: Place, what: str) -> DataError:
     holds = f"it holds {len(place.files)} files ({', '.join(kinds[:8])})" if place.files else "it is empty"
     return DataError(
         f"{place.path} {what}: {holds}",
-        remedy="Name the file that lists your recordings. docs/data.md shows every layout.",
+        remedy="Name the file that lists your recordings, or save their texts as SRT. docs/data.md shows every layout.",
     )
 
 

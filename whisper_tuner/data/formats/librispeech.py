@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from whisper_tuner.data.formats.place import Place, first_line, parts_by_subset, read_text
+from whisper_tuner.data.formats.place import Place, first_line, parts_by_folder, read_text
 from whisper_tuner.data.formats.rows import BadRow, Part, Parts, Reading, Row
 from whisper_tuner.problems import Kind
 
@@ -28,7 +28,7 @@ def recognises(place: Place) -> bool:
 def parts(place: Place, reading: Reading) -> Parts:
     if place.is_file:
         return {"train": _part(place.path.parent, reading, place.path, [PurePosixPath(place.path.name)])}
-    return parts_by_subset(place, _lists(place), partial(_part, place.path, reading))
+    return parts_by_folder(place, _lists(place), partial(_part, place.path, reading), with_others=False)
 
 
 def _is_ours(path: Path) -> bool:
@@ -46,10 +46,7 @@ def _part(root: Path, reading: Reading, path: Path, lists: Sequence[PurePosixPat
         layout="MLS" if is_mls else "LibriSpeech",
         rows=partial(_rows, root, lists, reading),
         folder=root,
-        facts={
-            "lists": f"{len(lists)} files {MLS if is_mls else LISTS}",
-            "speaker": f"the number before the first {'_' if is_mls else '-'}",
-        },
+        facts={"lists": f"{len(lists)} files {lists[0].name if is_mls else LISTS}", "speaker": "the first number"},
         notes=(SMALL if is_mls else CAPITALS,),
     )
 

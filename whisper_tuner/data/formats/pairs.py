@@ -5,7 +5,6 @@ LibriTTS has two, a.original.txt and a.normalized.txt, in which numbers are word
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -18,8 +17,6 @@ from whisper_tuner.problems import Kind
 
 TEXT, NORMALIZED, ORIGINAL = ".txt", ".normalized.txt", ".original.txt"
 LIBRITTS = f"texts are those in {NORMALIZED}, with numbers as words, not those in {ORIGINAL}"
-# How lines of Audacity's labels and of TIMIT begin.
-TIMES = re.compile(r"\d+\.\d+\s+\d+\.\d+\s|0\s+\d{4,}\s")
 
 
 def recognises(place: Place) -> bool:
@@ -73,13 +70,10 @@ def _rows(root: Path, files: Sequence[PurePosixPath], reading: Reading) -> Itera
             cells = BadRow(Kind.NO_AUDIO, f"several files of this name ({several}): rename or remove one")
         else:
             try:
-                text = read_text(root / texts[0], reading)[0]
-                cells = {"id": str(name), "audio": str(audio[0]), "text": " ".join(text.split())}
+                words = read_text(root / texts[0], reading)[0].split()
+                cells = {"id": str(name), "audio": str(audio[0]), "text": " ".join(words)}
                 if texts[0].name.endswith(NORMALIZED):
                     cells["speaker"] = name.name.partition("_")[0]
-                elif text.strip() and all(TIMES.match(line) for line in text.splitlines() if line.strip()):
-                    what = f"{texts[0].name} has times before its words: remove them, or save it as SRT"
-                    cells = BadRow(Kind.COLUMNS, what)
             except DataError as error:
                 cells = BadRow(Kind.NO_TEXT, " ".join(str(error).split()))
         yield Row(1, cells, str((texts or audio)[0]))

@@ -106,40 +106,29 @@ def by_kind(files: Iterable[PurePosixPath]) -> tuple[dict[str, list[PurePosixPat
 
 
 def parts_by_folder(
-    place: Place, files: Sequence[PurePosixPath], part: Callable[[Path, Sequence[PurePosixPath]], Part]
+    place: Place,
+    files: Sequence[PurePosixPath],
+    part: Callable[[Path, Sequence[PurePosixPath]], Part],
+    *,
+    with_others: bool = True,
 ) -> Parts:
     """Make parts by the folders train/, dev/ and test/ where there is a train/; else one. Each has a path, and files.
 
-    What is outside of these folders is trained on, too.
+    Several of one kind, such as train-clean-100 and train-clean-360, are one part. with_others: what is outside of
+    these folders is trained on, too; else it is not used.
     """
     kinds, others = by_kind(files)
     if "train" not in kinds:
         return {"train": part(place.path, files)}
-    kinds["train"] = [*others, *kinds["train"]]
+    notes = {} if with_others else {f"{file.parts[0]} is no part, and not used": None for file in others}
+    kinds["train"] = [*(others if with_others else ()), *kinds["train"]]
     parts = {}
     for kind, found in kinds.items():
-        first = {file.parts[0] for file in found}
-        parts[kind] = part(place.path / first.pop() if len(first) == 1 else place.path, found)
+        names = list(dict.fromkeys(file.parts[0] for file in found))
+        one = part(place.path / names[0] if len(names) == 1 else place.path, found)
+        facts = {} if with_others else {"subsets": ", ".join(names)}
+        parts[kind] = replace(one, facts={**facts, **one.facts}, notes=(*notes, *one.notes))
     return parts
-
-
-def parts_by_subset(
-    place: Place, lists: Sequence[PurePosixPath], part: Callable[[Path, Sequence[PurePosixPath]], Part]
-) -> Parts:
-    """Make parts as `parts_by_folder` does, but use nothing outside of these folders.
-
-    Subsets of one kind, such as train-clean-100 and train-clean-360, are one part.
-    """
-    kinds, others = by_kind(lists)
-    if "train" not in kinds:
-        return {"train": part(place.path, lists)}
-    notes = tuple({f"{file.parts[0]} is no part, and not used": None for file in others})
-    found = {}
-    for kind, files in kinds.items():
-        names = list(dict.fromkeys(file.parts[0] for file in files))
-        one = part(place.path / names[0] if len(names) == 1 else place.path, files)
-        found[kind] = replace(one, facts={"subsets": ", ".join(names), **one.facts}, notes=(*notes, *one.notes))
-    return found
 
 
 def kind_of_folder(name: str) -> str | None:

@@ -279,14 +279,14 @@ def check_columns(path: Path, names: Sequence[str], reading: Reading, as_read: s
             raise no_column(path, names, reading, as_read)
 
 
-def no_column(path: Path, names: Sequence[str], reading: Reading, as_read: str) -> DataError:
+def no_column(path: Path, names: Sequence[str], reading: Reading, as_read: str, example: str = "") -> DataError:
     """Say that there is no audio column among these, or no text column. as_read: how line 1 was read."""
     has_audio = any(name in reading.audio_names for name in names)
     what, accepted = ("text", reading.text_names) if has_audio else ("audio", reading.audio_names)
     said = f" {accepted[0]!r}" if getattr(reading, f"{what}_column") else ""
     read = f"; line 1 was read as: {as_read}" if as_read else ""
     found = ", ".join(names) or "nothing"
-    example = next((name for name in names if name), "NAME")
+    example = example or next((name for name in names if name and name not in reading.audio_names), "NAME")
     return DataError(
         f"{path} has no {what} column{said}; found: {found}{read}",
         remedy=f"Name it one of {', '.join(accepted if not said else names)}, or say which it is: "

@@ -31,8 +31,6 @@ TIME = r"(?:(\d+):)?(\d{1,2}):(\d{1,2})[.,](\d{1,3})"
 TIMES = re.compile(rf"\s*{TIME}\s*-->\s*{TIME}(?:\s.*)?")
 MARKUP = re.compile(r"<[^<>]*>|\{\\[^{}]*\}")  # <i>, <c.yellow>, <00:00:01.000>; {\an8}
 NO_CUES = ("NOTE", "STYLE", "REGION")
-# Of a TextGrid, whether it has names before its values or not.
-INTERVAL = re.compile(r'(-?[\d.]+)\s+(?:xmax = )?(-?[\d.]+)\s+(?:text = )?"((?:[^"]|"")*)"')
 
 
 @dataclass(frozen=True)
@@ -103,21 +101,6 @@ def _segments(text: str | bytes) -> list[Any] | None:
     return None
 
 
-def textgrid(text: str) -> Iterator[Found]:
-    """Yield the intervals of a TextGrid that has one tier of intervals with text, besides those of phones."""
-    tiers = {}
-    for tier in text.split('"IntervalTier"')[1:]:
-        tier, name = tier.partition('"TextTier"')[0], tier.split('"')[1]
-        found = [one for one in INTERVAL.findall(tier) if one[2].strip()]
-        if found and not name.lower().endswith("phones"):
-            tiers[name] = found
-    if len(tiers) > 1:
-        yield 1, BadRow(Kind.COLUMNS, f"several tiers with text ({', '.join(tiers)}): save one of them alone")
-    elif tiers:
-        for start, end, said in tiers.popitem()[1]:
-            yield from _timed(float(start), float(end), [said.replace('""', '"')], 1)
-
-
 def _timed(start: float, end: float, lines: Iterable[str], line: int) -> Iterator[Found]:
     """The cue, if it has words."""
     spoken = tuple(said for text in lines if (said := " ".join(text.split())))
@@ -127,12 +110,7 @@ def _timed(start: float, end: float, lines: Iterable[str], line: int) -> Iterato
         yield Cue(start, end, spoken, line)
 
 
-READERS: dict[str, Callable[[str], Iterator[Found]]] = {
-    ".srt": cues,
-    ".vtt": cues,
-    ".json": whisper_json,
-    ".textgrid": textgrid,
-}
+READERS: dict[str, Callable[[str], Iterator[Found]]] = {".srt": cues, ".vtt": cues, ".json": whisper_json}
 
 
 def holds_cues(path: Path) -> bool:

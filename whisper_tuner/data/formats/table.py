@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from whisper_tuner.data.formats.rows import USUAL_FOLDERS, AudioNames, BadRow, Part, Reading, Row, no_column
 from whisper_tuner.errors import DataError
+from whisper_tuner.files import is_audio
 from whisper_tuner.problems import Kind
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
@@ -161,7 +162,17 @@ def _without_header(
         )
     mark = max(firsts, key=lambda mark: len(firsts[mark]))
     as_read = f"{len(firsts[mark])} columns between {ITS_NAME[mark]}s" if len(firsts[mark]) > 1 else ""
-    raise no_column(path, firsts[mark], reading, as_read)
+    example = "" if any(name in reading.audio_names for name in firsts[mark]) else _named_above(lines, mark)
+    raise no_column(path, firsts[mark], reading, as_read, example)
+
+
+def _named_above(lines: Sequence[str], mark: str) -> str:
+    """The name of the column with names of audio, if line 1 is a header; what to write for it if nobody can tell."""
+    found = [cells for _, cells in islice(_records(lines, mark), LOOKED_AT) if not isinstance(cells, BadRow)]
+    for name, *below in zip(*found, strict=False):
+        if below and not is_audio(Path(name)) and all(is_audio(Path(cell)) for cell in below):
+            return name.strip().lower()
+    return "NAME_OR_NUMBER"
 
 
 def _told(column: str, width: int) -> int | None:

@@ -63,12 +63,38 @@ def test_what_can_be_repaired_in_part_only_is_found_and_left_alone():
     assert decoded(text) == text
 
 
+CORPUS_TAGS = (
+    *("<COMMA>", "<PERIOD>", "<QUESTIONMARK>", "<EXCLAMATIONPOINT>", "<SIL>", "<unk>", "<spoken_noise>", "<NON/>"),
+    *("<overlap>", "</foreign>", "<lang:de>", "[laughter-yeah]", "[vocalized-noise]", "{NOISE}", "{breath}"),
+    *("%HESITATION", "!SIL", "&=laughs", "((unclear))", ",COMMA", ".PERIOD", "?QUESTION-MARK", '"DOUBLE-QUOTE'),
+)
+SAID = (
+    "1 < 2 and 3 > 2",
+    "I <3 you",
+    "<i>so</i>",
+    "5 %",
+    "a period",
+    "well, comma",
+    "R&D",
+    'he said "period"',
+    "-comma",
+    "no <br/> way",
+)
+
+
 @pytest.mark.parametrize("text", ["[laughter] yes", "(music)", "beep sound", "*sighs*", "♪", "Beep.", "<noise>"])
 def test_notes_are_found(text):
     assert described_sound(text)
 
 
-@pytest.mark.parametrize("text", ["Music", "silence", "Turn the music off.", "(that is, mine)", "breathing", "a * b"])
+@pytest.mark.parametrize("tag", CORPUS_TAGS)
+def test_tags_of_corpora_are_found(tag):
+    assert described_sound(f"SWITCH IT OFF {tag} PLEASE") == tag
+
+
+@pytest.mark.parametrize(
+    "text", ["Music", "silence", "Turn the music off.", "(that is, mine)", "breathing", "a * b", *SAID]
+)
 def test_what_may_be_said_is_not(text):
     assert not described_sound(text)
 
