@@ -26,7 +26,6 @@ STEM = re.compile(rf"(.*?)[-_. ]?({'|'.join(KIND_OF)})", re.IGNORECASE)
 LABEL_STUDIO = {"data", "annotations"}
 # FLEURS, without a header: number of the sentence, file, text, text in small letters, its letters, samples, gender.
 FLEURS = re.compile(r"\d+\t[^\t]+\.wav(\t[^\t]*){3}\t\d+\t[A-Z]+")
-OF_FLEURS = Reading(audio_column="2", text_column="3", delimiter="tab")
 PRINTED = "column 3 is the text as it is printed; column 4, in small letters without punctuation: text_column = 4"
 LIST = re.compile(r"\s*\[\s*[{\]]")
 
@@ -59,8 +58,10 @@ def part(path: Path, reading: Reading) -> Part:
     """Raises DataError for a file that cannot be read, or whose rows have no audio and text."""
     text, encoding, notes = read_text(path, reading)
     if path.suffix.lower() not in JSON_SUFFIXES and text.lstrip()[:1] not in ("{", "["):
-        if FLEURS.fullmatch(text.partition("\n")[0].strip()) and not reading.text_column:
-            reading, notes = replace(OF_FLEURS, encoding=reading.encoding), [*notes, PRINTED]
+        if FLEURS.fullmatch(text.partition("\n")[0].strip()):
+            notes = notes if reading.text_column else [*notes, PRINTED]
+            audio, words = reading.audio_column or "2", reading.text_column or "3"
+            reading = replace(reading, delimiter="tab", audio_column=audio, text_column=words)
         return table.part_of(path, text, encoding, notes, reading)
     in_list = LIST.match(text) is not None
     rows = _listed if in_list else _lines

@@ -232,8 +232,8 @@ def _alike(*files: Sequence[Found]) -> bool:
     """Tell if two files say the same words, and begin and end at the same time."""
     one, other = (_without_rolling([cue for cue in found if isinstance(cue, Cue)]) for found in files)
     words, same = (" ".join(line for cue in found for line in cue.lines) for found in (one, other))
-    far = (abs(one[at].start - other[at].start) > SAME_S for at in (0, -1) if one and other)
-    return words == same and not any(far)
+    is_far = one and other and max(abs(one[0].start - other[0].start), abs(one[-1].end - other[-1].end)) > SAME_S
+    return words == same and not is_far
 
 
 def _without_rolling(found: Sequence[Cue]) -> list[Cue]:

@@ -22,7 +22,37 @@ REFUSED: dict[str, tuple[dict[str, str | bytes], str, str, str]] = {
         "found: datei, satz; line 1 was read as: 2 columns between semicolons",
         "--audio-column datei",
     ),
-    "an audio column alone": ({"l.csv": "audio,words\na.wav,x\n"}, "l.csv", "no text column", "text_column = audio"),
+    "an audio column alone": ({"l.csv": "audio,words\na.wav,x\n"}, "l.csv", "no text column", "text_column = words"),
+    "neither a header nor its files": (
+        {"l.tsv": "10_20_1\tthe first book\n10_20_2\tthe second\n"},
+        "l.tsv",
+        "no audio column",
+        "audio_column = NAME_OR_NUMBER in",
+    ),
+    "names without their files, no header": (
+        {"l.csv": "x.wav,first words\ny.wav,second words\n"},
+        "l.csv",
+        "no audio column",
+        "audio_column = NAME_OR_NUMBER in",
+    ),
+    "an export of Label Studio": (
+        {"l.json": '[{"id": 1, "annotations": [], "data": {"audio": "/data/upload/1/a.wav"}}]'},
+        "l.json",
+        "what Label Studio exports as JSON",
+        "Export JSON-MIN or CSV",
+    ),
+    "a command of Kaldi": (
+        {"d/text": "u1 good morning\n", "d/wav.scp": "u0 a.wav\nu1 flac -dc a.flac |\n"},
+        "d",
+        "wav.scp line 2 names a command or a part of an archive: flac -dc a.flac |",
+        "Write each recording into a file",
+    ),
+    "a place in an archive of Kaldi": (
+        {"d/train/text": "u1 good morning\n", "d/train/wav.scp": "u1 /data/raw_wav.1.ark:17\n"},
+        "d",
+        "wav.scp line 1 names a command or a part of an archive: /data/raw_wav.1.ark:17",
+        "Write each recording into a file",
+    ),
     "two columns of text, no header": (
         {"l.csv": "a.wav,anna,hello\nb.wav,bert,good bye\n"},
         "l.csv",

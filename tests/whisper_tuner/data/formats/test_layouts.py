@@ -253,6 +253,72 @@ def test_librispeech(librispeech):
     assert [sample.id for sample in load_manifest(found["test"]).samples] == ["61-70968-0000", "61-70968-0001"]
 
 
+def test_mls(tmp_path, clip):
+    for kind, suffix in (("train", "opus"), ("dev", "flac")):
+        made = clip(tmp_path / "mls" / kind / "audio" / "10" / "20" / "10_20_000001.flac")
+        made.rename(made.with_suffix(f".{suffix}"))
+        write(tmp_path / "mls" / kind / "transcripts.txt", "10_20_000001\tthe first book\n10_20_000002\tgone\n")
+        write(tmp_path / "mls" / kind / "segments.txt", "10_20_000001\thttp://x/y.mp3\t1\t2\n")
+    manifest = load_manifest(tmp_path / "mls")
+    assert [(s.id, s.speaker, s.text) for s in manifest.samples] == [("10_20_000001", "10", "the first book")]
+    assert [problem.kind for problem in manifest.problems] == [
+        "missing audio"
+    ] and "in small letters" in manifest.notes[0]
+    found = with_siblings(tmp_path / "mls", Reading())
+    assert {kind: path.name for kind, path in found.items()} == {"train": "train", "validation": "dev"}
+    assert texts(found["train"] / "transcripts.txt") == {"10_20_000001.opus": "the first book"}
+
+
+def test_kaldi(tmp_path, clip):
+    recipe = tmp_path / "recipe"
+    clip(recipe / "wav" / "a.wav", seconds=3)
+    clip(recipe / "wav" / "b.wav", seconds=1)
+    train, test = recipe / "data" / "train_nodup", recipe / "data" / "test"
+    write(train / "wav.scp", "rec  wav/a.wav\n")
+    write(train / "segments", "u1 rec 0.5 1.75\nu2 rec 1.75 2.5\nu3 rec one two\n\n")
+    write(train / "text", "u1 good  morning\nu2 who is it\nu3 times\nu4 no segment\n")
+    write(train / "utt2spk", "u1 anna\nu2 bert\n")
+    write(test / "wav.scp", "b wav/b.wav\n")
+    write(test / "text", "b yes\n")
+    write(recipe / "data" / "eval2000" / "wav.scp", "b wav/b.wav\n")
+    write(recipe / "data" / "eval2000" / "text", "b not trained on\n")
+    other, one = import_source(recipe / "data", tmp_path / "out", outside=[recipe])
+    assert [(s.id, s.speaker, s.text, s.duration_s) for s in one.samples] == [
+        ("u1", "anna", "good  morning", 1.25),
+        ("u2", "bert", "who is it", 0.75),
+    ]
+    assert [str(problem) for problem in one.problems] == [
+        "train_nodup/text line 3: segments: no times in seconds: one two",
+        "train_nodup/text line 4: no audio path",
+    ]
+    assert [(other.kind, s.text, s.audio.name) for s in other.samples] == [("test", "yes", "b.wav")]
+    assert any("eval2000 is no part" in note for note in one.notes)
+    with pytest.raises(DataError, match="outside"):
+        import_source(recipe / "data", tmp_path / "another")
+    assert texts(test) == {"b.wav": "yes"}
+
+
+def test_fleurs(tmp_path, clip):
+    for kind, name in (("train", "104"), ("dev", "105")):
+        clip(tmp_path / "en_us" / "audio" / kind / f"{name}.wav")
+        row = f'1904\t{name}.wav\tSay "yes", Anna.\tsay yes anna\ts a y | y e s | a n n a |\t8000\tFEMALE\n'
+        write(tmp_path / "en_us" / f"{kind}.tsv", row)
+    assert texts(tmp_path / "en_us") == {"104.wav": 'Say "yes", Anna.'}
+    assert texts(tmp_path / "en_us", kind="validation") == {"105.wav": 'Say "yes", Anna.'}
+    assert texts(tmp_path / "en_us" / "train.tsv", Reading(text_column="4")) == {"104.wav": "say yes anna"}
+    assert "text_column = 4" in load_manifest(tmp_path / "en_us").notes[0]
+
+
+def test_libritts(tmp_path, clip):
+    name = "train-clean-100/84/121/84_121_000001_000000"
+    clip(tmp_path / f"{name}.wav")
+    write(tmp_path / f"{name}.normalized.txt", "Number one.\n")
+    write(tmp_path / f"{name}.original.txt", "No. 1.\n")
+    write(tmp_path / "train-clean-100/84/121/84_121.trans.tsv", "84_121_000001_000000\tNo. 1.\tNumber one.\n")
+    manifest = load_manifest(tmp_path)
+    assert [(s.text, s.speaker) for s in manifest.samples] == [("Number one.", "84")] and not manifest.problems
+
+
 def test_several_subsets_of_librispeech_are_one_part(librispeech, clip):
     folder = librispeech / "train-clean-360" / "14" / "208"
     clip(folder / "14-208-0000.flac")
@@ -524,6 +590,69 @@ def test_what_only_ffmpeg_reads_is_cut_too(tmp_path, clip, need_program):
     write(tmp_path / "talks" / "a.srt", "1\n00:00:01,000 --> 00:00:02,000\noui\n")
     [train] = import_source(tmp_path / "talks", tmp_path / "out")
     assert [(sample.text, sample.duration_s) for sample in train.samples] == [("oui", 1.0)]
+
+
+WHISPER = {
+    "txt": "Hello there.\nHow are you?\n",
+    "srt": "1\n00:00:00,000 --> 00:00:02,000\nHello there.\n\n2\n00:00:02,500 --> 00:00:05,000\nHow are you?\n\n",
+    "vtt": "WEBVTT\n\n00:00.000 --> 00:02.000\nHello there.\n\n00:02.500 --> 00:05.000\nHow are you?\n\n",
+    "tsv": "start\tend\ttext\n0\t2000\tHello there.\n2500\t5000\tHow are you?\n",
+    "json": '{"text": " Hello there. How are you?", "segments": [{"start": 0, "end": 2.0, "text": " Hello there."},'
+    ' {"id": 1, "start": 2.5, "end": 5.0, "text": " How are you?", "avg_logprob": NaN}], "language": "en"}',
+}
+CPP = (
+    '{"transcription": [{"offsets": {"from": 0, "to": 2000}, "text": " Hello there."},'
+    ' {"offsets": {"from": 2500, "to": 5000}, "text": " How are you?"}]}'
+)
+
+
+@pytest.mark.parametrize("suffixes", ["txt srt vtt tsv json", "srt vtt", "json", "vtt json", "json txt"])
+def test_all_that_whisper_writes_beside_a_recording_is_one_text(tmp_path, clip, suffixes):
+    clip(tmp_path / "talks" / "talk.wav", seconds=6)
+    for suffix in suffixes.split():
+        write(tmp_path / "talks" / f"talk.{suffix}", WHISPER[suffix])
+    write(tmp_path / "talks" / "about.json", '{"segments": 3}')
+    [train] = import_source(tmp_path / "talks", tmp_path / "out")
+    assert [(s.text, s.duration_s, s.timed_text) for s in train.samples] == [
+        ("Hello there. How are you?", 5.0, "<|0.00|> Hello there.<|2.00|><|2.50|> How are you?<|5.00|>")
+    ]
+    assert not train.problems
+
+
+def test_the_json_of_whisper_cpp_and_a_recording_named_alone(tmp_path, clip):
+    clip(tmp_path / "talk.wav", seconds=6)
+    write(tmp_path / "talk.wav.json", CPP)
+    write(tmp_path / "talk.json", WHISPER["json"].replace("2.0,", "null,"))
+    for name, said in (("talk.wav.json", "Hello there. How are you?"), ("talk.json", "How are you?")):
+        [train] = import_source(tmp_path / name, tmp_path / f"out-{name}")
+        assert [sample.text for sample in train.samples] == [said]
+    assert [str(problem) for problem in train.problems] == ["talk.json line 1: segment 1 has no start, end and text"]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text"),
+    [("vtt", WHISPER["vtt"].replace("Hello", "Goodbye")), ("json", WHISPER["json"].replace("5.0", "5.9"))],
+)
+def test_subtitles_of_one_recording_that_differ_are_named(tmp_path, clip, suffix, text):
+    clip(tmp_path / "talks" / "talk.wav", seconds=6)
+    write(tmp_path / "talks" / "talk.srt", WHISPER["srt"])
+    write(tmp_path / "talks" / f"talk.{suffix}", text)
+    [train] = import_source(tmp_path / "talks", tmp_path / "out")
+    why = f"several files of this name that differ (talk.srt, talk.{suffix}): move all but one away"
+    assert [problem.what for problem in train.problems] == [why] and not train.samples
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("files", [(), ("a.wav",), ("notes.md", "x.csv")], ids=["nothing", "a recording", "others"])
+def test_a_folder_that_has_not_the_layout_that_was_said_is_refused(tmp_path, layout, files):
+    (tmp_path / "d").mkdir()
+    for name in files:
+        write(tmp_path / "d" / name, "x,y\n")
+    with pytest.raises(DataError, match=rf"d has no data set of the layout {layout}: it (holds|is empty)"):
+        parts_of(tmp_path / "d", Reading(layout=layout))
+    if layout != "datasets":
+        with pytest.raises(DataError, match="no such manifest"):
+            parts_of(tmp_path / "gone", Reading(layout=layout))
 
 
 def test_a_folder_with_subtitles_and_texts_asks_which(tmp_path, clip):
