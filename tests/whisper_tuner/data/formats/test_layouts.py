@@ -50,6 +50,7 @@ def write(path: Path, text: str | bytes, encoding: str = "utf-8") -> Path:
     return path
 
 
+ONE_CASE = "this disk does not tell capitals from small letters"
 ROWS = [("a.wav", "Élan, déjà vu"), ("b.wav", 'Er sagt: "ja"')]
 
 
@@ -126,6 +127,8 @@ def test_a_table_with_tabs_may_be_without_any_quoting(tmp_path, clip):
 )
 def test_names_of_audio_need_not_be_those_of_the_files(tmp_path, clip, name, file, how):
     clip(tmp_path / file)
+    if "capitals" in how and (tmp_path / name).exists():
+        pytest.skip(ONE_CASE)
     loaded = load_manifest(write(tmp_path / "list.csv", f"audio,text\n{name},words\n"))
     [sample] = loaded.samples
     assert sample.audio.samefile(tmp_path / file)
@@ -135,6 +138,8 @@ def test_names_of_audio_need_not_be_those_of_the_files(tmp_path, clip, name, fil
 def test_a_name_that_fits_two_files_is_refused(tmp_path, clip):
     for name in ("a.wav", "a.flac", "b.wav", "c.ogg", "c.wav", "D.wav", "d.WAV"):
         clip(tmp_path / name)
+    if (tmp_path / "C.WAV").exists():
+        pytest.skip(ONE_CASE)
     rows = write(tmp_path / "list.csv", "audio,text\na,one\nb,two\nc.mp3,three\nd.wav,four\n")
     assert [str(problem) for problem in load_manifest(rows).problems] == [
         "line 2: a may be a.flac or a.wav: write its whole name",
