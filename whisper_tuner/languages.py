@@ -30,10 +30,7 @@ TAG = re.compile(r"([a-z]{2,3})((?:[-_][a-z0-9]{2,8})*)(?:\.[\w-]+)?(?:@\w+)?") 
 
 @functools.cache  # called for each row
 def language_code(language: str | None) -> str:
-    """Return Whisper's code, such as `fr` for `fr`, `<|fr|>`, `fr-FR`, `fra`, `French` or `Canadian French`.
-
-    Raises ConfigError.
-    """
+    """Return Whisper's code: `fr` for `<|fr|>`, `fr-CA`, `fra`, `French` or `Canadian French`. Raises ConfigError."""
     # Half a second to import; what needs a language alone must not wait for torch as well.
     from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 

@@ -166,8 +166,8 @@ class PartReader:
                 except BadRow as reason:
                     yield Problem(row.line, str(reason), reason.kind, row.file)
         if self._retold > len(self._seen) / 2:
-            rows = f"{self._part.path}: {counted(self._retold, 'row')} with a recording of an earlier one"
-            what = f"{rows}, and another text"
+            told = counted(self._retold, "row")
+            what = f"{self._part.path}: {told} with a recording of an earlier one, and another text"
             remedy = "If they are parts of it, write their times in columns start and end. Else keep one row of each."
             raise DataError(what, remedy=remedy)
 

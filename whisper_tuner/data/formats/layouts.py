@@ -93,10 +93,7 @@ def kinds_inside(path: Path, reading: Reading = AS_IT_IS) -> list[str]:
 
 
 def _divided(part: Part, kind: str, *, is_alone: bool) -> Parts:
-    """Divide a part by its column for that; one that is not alone is only rid of the rows of other parts.
-
-    Raises DataError where the column says nothing that is the name of a part.
-    """
+    """Divide a part by its column for that; if it is not alone, leave out the rows of other parts. Raises DataError."""
     if not (column := next((name for name in SPLIT_COLUMNS if name in part.columns), "")):
         return {kind: part}
 

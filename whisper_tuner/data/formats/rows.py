@@ -30,8 +30,7 @@ LANGUAGE_COLUMNS = ("language",)
 SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
 TIMED_COLUMNS = ("timed_text",)
 SPLIT_COLUMNS = ("split", "subset", "partition", "set")
-# Where data sets keep audio that they name without its folder.
-USUAL_FOLDERS = ("clips", "wavs", "audio", "audios", "wav", "recordings")
+USUAL_FOLDERS = ("clips", "wavs", "audio", "audios", "wav", "recordings")  # of audio that is named without its folder
 
 Cells = Mapping[str, object]
 """By lower-case column name. An audio cell may be a dict of `bytes` and `path`, as the datasets library has it."""
