@@ -132,6 +132,7 @@ class PartReader:
         self._names = AudioNames((part.folder, *part.beside), part.bounds) if index is not None else None
         self._max_duration_s, self._no_speech = max_duration_s, no_speech
         self._ids = ClipIds()
+        self._claimed: set[str] | None = None  # the names in all rows
         self._seen: dict[str, tuple[str, str]] = {}  # where a file was used, and its text
         self._retold = 0  # rows that give such a file another text
         self._untimed: dict[str, list[int]] = {}  # lines, by why their times are not used
@@ -180,18 +181,29 @@ class PartReader:
                 self._part.bounds.check(self._part.folder / row.file if row.file else self._part.path)
             if not (name := cell(row.cells, self._part.reading.audio_names)):
                 return BadRow(Kind.NO_AUDIO, "no audio path")
-            return self._names.find(name) if self._names else self._part.folder / expanded(name)
+            if not self._names:
+                return self._part.folder / expanded(name)
+            found = self._names.find(name)
+            if found.name != Path(name).name and self._is_of_another_row(found):
+                return BadRow(Kind.NO_AUDIO, f"there is no {name}, and {found.name} is another row's")
+            return found
         except BadRow as reason:
             return reason
+
+    def _is_of_another_row(self, found: Path) -> bool:
+        """Tell whether a file that was found under another name than a row's is there because another row names it."""
+        if self._claimed is None:  # read only now: most data sets name their files as they are
+            cells = [row.cells for row in self._part.rows() if not isinstance(row.cells, BadRow)]
+            self._claimed = {cell(each, self._part.reading.audio_names).lstrip("./") for each in cells}
+        return any("/".join(found.parts[first:]) in self._claimed for first in range(len(found.parts)))
 
     def _sample(self, row: Row, audio: Path | BadRow) -> Sample:
         cells, index = row.cells, self._index
         if isinstance(cells, BadRow):
             raise cells
         name = cell(cells, self._part.reading.audio_names)
-        own_id = self._ids.of(
-            row, cells, name
-        )  # before any reason to leave it out: others keep theirs once it is mended
+        # Before any reason to leave it out, so that others keep theirs once it is mended.
+        own_id = self._ids.of(row, cells, name)
         if isinstance(audio, BadRow):
             raise audio
         text = cell(cells, self._part.reading.text_names)

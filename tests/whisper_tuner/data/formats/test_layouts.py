@@ -156,6 +156,14 @@ def test_the_own_extension_counts_before_another_one(tmp_path, clip):
     assert [problem.kind for problem in loaded.problems] == ["missing audio"]
 
 
+@pytest.mark.parametrize("folder", ["", "clips/"])
+def test_a_row_whose_file_is_gone_does_not_take_that_of_another_row(tmp_path, clip, folder):
+    clip(tmp_path / folder / "a.wav")
+    loaded = load_manifest(write(tmp_path / "list.csv", "audio,text\na.mp3,one\na.wav,two\n"))
+    assert [(sample.audio.name, sample.text) for sample in loaded.samples] == [("a.wav", "two")]
+    assert [str(problem) for problem in loaded.problems] == ["line 2: there is no a.mp3, and a.wav is another row's"]
+
+
 def test_json_lines_and_lists(tmp_path, clip):
     rows = [
         {"audio": {"path": "a.wav"}, "sentence": "eins", "speaker_id": 7},
