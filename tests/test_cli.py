@@ -38,7 +38,7 @@ def cli(*arguments: str) -> subprocess.CompletedProcess:
         (["distributed-train", "broken", "--hosts", "bad.json"], "config", "did you mean"),
         (["distributed-train", "broken", "--hosts", "nobody.json"], "host", "127.0.0.1: port 9"),
         pytest.param(["evaluate", "x"], "config", "there is no run 'x'", marks=pytest.mark.slow),
-        (["evaluate", str(MODEL)], "config", "--data"),
+        pytest.param(["evaluate", str(MODEL)], "config", "--data", marks=pytest.mark.slow),
         pytest.param(["evaluate", str(MODEL), "--data", "empty.csv"], "data", "empty.csv", marks=pytest.mark.slow),
         pytest.param(["evaluate", "./no-model"], "config", "there is no folder ./no-model", marks=pytest.mark.slow),
         (["transcribe", "x.wav", "--model", "./no-model"], "config", "there is no folder ./no-model"),

@@ -15,9 +15,10 @@ TEXT = (PROJECT / "docs" / "api.md").read_text(encoding="utf-8")
 NETWORK, WHISPER = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("block", "printed"),
-    [pytest.param(NETWORK, r"(2\.[89]|3\.0)\d* 160", marks=pytest.mark.slow), (WHISPER, r"\d+\.\d+ 5")],
+    [(NETWORK, r"(2\.[89]|3\.0)\d* 160"), (WHISPER, r"\d+\.\d+ 5")],
 )
 def test_an_example_runs(block, printed, tmp_path):
     (tmp_path / "example.py").write_text(block, encoding="utf-8")

@@ -79,7 +79,8 @@ def test_a_script_that_is_started_alone_is_a_group_of_one(tmp_path):
     assert written(tmp_path, 1) == [{"argv": [], "world_size": 1, "sum": 1.0, "backend": "gloo"}]
 
 
-@pytest.mark.parametrize("mode", ["fail", pytest.param("fail_and_end_late", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["fail", "fail_and_end_late"])
 def test_a_rank_that_fails_is_told_with_its_traceback_and_nothing_is_left(mode, tmp_path):
     started = time.monotonic()
     status, said = run(SCRIPT, mode, tmp_path, "--nproc-per-node", 3)
@@ -168,7 +169,7 @@ def times_rank(number, comment):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("comment", ["fail", pytest.param("fail, and end late", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("comment", ["fail", "fail, and end late"])
 def test_a_function_that_fails_in_one_rank(comment):
     with pytest.raises(NodeFailed, match=r"(?s)rank 1 failed with status 1: Traceback.*KeyError: 'missing'"):
         launch(times_rank, [5, comment], nproc_per_node=2)

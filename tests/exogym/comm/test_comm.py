@@ -114,7 +114,9 @@ def meet_then_fault(comm, fault):
     return waited, time.monotonic() - started
 
 
-@pytest.mark.parametrize(("fault", "least", "most"), [("kill", 0, 1.5), ("freeze", 2.9, 5)])
+@pytest.mark.parametrize(
+    ("fault", "least", "most"), [("kill", 0, 1.5), pytest.param("freeze", 2.9, 5, marks=pytest.mark.slow)]
+)
 def test_a_lost_peer_is_noticed_and_leaving_is_quick(fault, least, most):
     with Processes(2, meet_then_fault, fault, timeout=3) as processes:
         waited, leaving = processes.result(0)

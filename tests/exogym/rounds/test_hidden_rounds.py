@@ -206,6 +206,7 @@ def test_it_has_the_same_bits_on_all_ranks_and_each_time(ranks):
     assert first == second == [first[0]] * ranks
 
 
+@pytest.mark.slow
 def test_real_processes_have_the_bits_that_threads_have():
     with Processes(2, digests) as processes:
         assert [processes.result(rank, timeout=120) for rank in range(2)] == run_threads(2, digests)

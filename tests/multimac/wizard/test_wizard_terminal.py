@@ -132,6 +132,7 @@ def enter_until(screen: Screen, question: str) -> None:
         screen.type(ENTER)
 
 
+@pytest.mark.slow
 def test_shift_tab_goes_back_from_every_kind_of_question(folder, tmp_path):
     """From a list, a text, yes or no. Answers stand there as they were; what has been read is not shown again."""
     saved = tmp_path / "answers.json"
