@@ -23,11 +23,14 @@ class Entry(NamedTuple):
 
     def build(self) -> Strategy:
         """Make the strategy. Raises SettingError."""
-        return getattr(exogym.strategy, self.strategy)(lr=self.lr, schedule="cosine", **self.settings)
+        usual = {"lr": self.lr, "weight_decay": 0.0, "schedule": "cosine", "min_lr_ratio": 0.0}
+        return getattr(exogym.strategy, self.strategy)(**usual, **self.settings)
 
 
+PLAIN = {"outer_momentum": 0.0}
 OUTER = {"outer_optim": "sgd", "outer_lr": 0.7, "outer_momentum": 0.9, "nesterov": True}
 SPARSE = {"p_sparta": P_SPARTA}
+BOTH = {**SPARSE, **PLAIN}
 TOPK = {**SPARSE, "compression_method": "topk"}
 TOPK_8BIT = {**TOPK, "quantization_bits": 8}
 DEMO = {"compression_decay": 0.999, "compression_topk": TOP_K, "compression_chunk": CHUNK}
@@ -35,15 +38,15 @@ DEMO = {"compression_decay": 0.999, "compression_topk": TOP_K, "compression_chun
 # validation accuracy, and of equal ones the lowest loss (`strategies.py --sweep` of commit 861c5ad). 1e-3 was worse.
 ENTRIES = (
     Entry("allreduce", "AllReduce", "AllReduceStrategy", 3e-2, {}),
-    Entry("diloco", f"DiLoCo, H={H}", "DiLoCoStrategy", 1e-2, {"H": H}),
+    Entry("diloco", f"DiLoCo, H={H}", "DiLoCoStrategy", 1e-2, {"H": H, **PLAIN}),
     Entry("diloco-nesterov", f"DiLoCo, H={H}, outer Nesterov 0.7/0.9", "DiLoCoStrategy", 1e-2, {"H": H, **OUTER}),
-    Entry("server", f"parameter server, H={H}", "ParameterServerStrategy", 1e-2, {"H": H}),
+    Entry("server", f"parameter server, H={H}", "ParameterServerStrategy", 1e-2, {"H": H, **PLAIN}),
     Entry("fedavg", f"FedAvg, H={H}", "FedAvgStrategy", 1e-2, {"H": H}),
     Entry("fedavg-islands", "FedAvg, islands of 2, H=10", "FedAvgStrategy", 3e-2, {"H": 10, "island_size": 2}),
     Entry("sparta", f"SPARTA, p={P_SPARTA}", "SPARTAStrategy", 3e-3, SPARSE),
     Entry("sparta-topk", f"SPARTA, p={P_SPARTA}, top-k", "SPARTAStrategy", 3e-2, TOPK),
     Entry("sparta-8bit", f"SPARTA, p={P_SPARTA}, top-k, 8 bits", "SPARTAStrategy", 1e-2, TOPK_8BIT),
-    Entry("sparta-diloco", f"SPARTA-DiLoCo, p={P_SPARTA}, H={H}", "SPARTADiLoCoStrategy", 1e-2, {**SPARSE, "H": H}),
+    Entry("sparta-diloco", f"SPARTA-DiLoCo, p={P_SPARTA}, H={H}", "SPARTADiLoCoStrategy", 1e-2, {**BOTH, "H": H}),
     Entry("demo", f"DeMo, {TOP_K} of {CHUNK}x{CHUNK}", "DeMoStrategy", 3e-2, DEMO),
 )
 BY_KEY = {entry.key: entry for entry in ENTRIES}

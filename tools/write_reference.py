@@ -141,8 +141,8 @@ rounds (`diloco`, `parameter_server`, `fedavg`, `sparta_diloco`), their length i
 
 Where you leave `communication_interval`, `wire`, `overlap_steps`, `share_moments`, `scale_lr` or `weigh_steps` of
 `diloco` open, they are chosen when a run on several hosts starts:
-[strategies.md](strategies.md#what-is-chosen-for-you) says how. The defaults below are those of one machine and of the
-library.
+[strategies.md](strategies.md#what-is-chosen-for-you) says how. The defaults below are those of one machine. What a
+strategy made in Python has instead is in `gym/README.md`.
 
 With `sparta`, and with `fedavg` in islands, the machines never hold the same weights while they train; with
 `sparta_diloco` they do only at the end of a round. The validation loss is that of the mean of their weights, and this

@@ -29,11 +29,11 @@ lessons = [
     # Gradients are averaged at every step. It is the yardstick: the best result, and the most to send.
     ("AllReduce", lambda: AllReduceStrategy(lr=lr)),
     # Nodes train alone for H steps, and then take the mean of their changes.
-    ("DiLoCo", lambda: DiLoCoStrategy(lr=lr, H=20)),
-    # The outer step of DiLoCo's paper has momentum. It is for long trainings from scratch, of hundreds of rounds.
-    ("DiLoCo with momentum", lambda: DiLoCoStrategy(lr=lr, H=20, outer_momentum=0.9, outer_lr=0.7)),
+    ("DiLoCo", lambda: DiLoCoStrategy(lr=lr, H=20, outer_momentum=0)),
+    # The default is the outer step of DiLoCo's paper, for trainings from scratch of hundreds of rounds.
+    ("DiLoCo with momentum", lambda: DiLoCoStrategy(lr=lr, H=20)),
     # The same arithmetic, but rank 0 alone makes the outer step: the others send to it and hear from it.
-    ("parameter server", lambda: ParameterServerStrategy(lr=lr, H=20)),
+    ("parameter server", lambda: ParameterServerStrategy(lr=lr, H=20, outer_momentum=0)),
     # The mean of the weights instead of the changes; in islands nodes average with one other node at a time.
     ("FedAvg", lambda: FedAvgStrategy(lr=lr, H=20)),
     ("FedAvg in islands", lambda: FedAvgStrategy(lr=lr, H=20, island_size=2)),
@@ -41,7 +41,7 @@ lessons = [
     ("SPARTA", lambda: SPARTAStrategy(lr=lr, p_sparta=0.005)),
     ("SPARTA, 8 bits", lambda: SPARTAStrategy(lr=lr, p_sparta=0.005, quantization_bits=8)),
     # Both: what SPARTA averages in between keeps nodes close, so that rounds may be longer.
-    ("SPARTA and DiLoCo", lambda: SPARTADiLoCoStrategy(lr=lr, p_sparta=0.005, H=40)),
+    ("SPARTA and DiLoCo", lambda: SPARTADiLoCoStrategy(lr=lr, p_sparta=0.005, H=40, outer_momentum=0)),
     # Any composition: modules that communicate after the optimizer's step, each at its own interval.
     (
         "a composition",

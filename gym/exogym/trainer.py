@@ -29,7 +29,7 @@ from exogym.flat import check_model
 from exogym.logger import ConsoleLogger, Events, NullLogger
 from exogym.micro_batches import USAGE, Memory, Trial, samples_at_once
 from exogym.nodes import run_nodes
-from exogym.samplers.batches import Batch, BatchSource, DatasetBatches, DatasetSamples
+from exogym.samplers.batches import BatchSource, DatasetBatches, DatasetSamples
 from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import VAL_SIZE, FitSettings, fit_settings
 from exogym.state.checkpoint import Checkpoints
@@ -312,13 +312,12 @@ def call_factory(factory: Callable[..., Any], rank: int, num_nodes: int, trainin
         declared = inspect.signature(factory)
     except ValueError:  # not every function that is written in C tells
         return factory(*places, training)
-    last, gathers = {}, False
-    for name, parameter in declared.parameters.items():
-        gathers |= parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        is_flag = parameter.default is parameter.empty or isinstance(parameter.default, bool)
-        if is_flag and (kind := KIND_OF_DATA.fullmatch(name)):
-            last[name] = training is bool(kind["trains"])
-    if not last and gathers:
+    found = declared.parameters.values()
+    flags = {
+        p.name: KIND_OF_DATA.fullmatch(p.name) for p in found if p.default is p.empty or isinstance(p.default, bool)
+    }
+    last = {name: training is bool(kind["trains"]) for name, kind in flags.items() if kind}
+    if not last and any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found):
         last = {"train_dataset": training}
     for args, kwargs in (((), names | last), (places, last), ((*places, *last.values()), {})):
         try:
@@ -328,13 +327,6 @@ def call_factory(factory: Callable[..., Any], rank: int, num_nodes: int, trainin
         return factory(*args, **kwargs)
     what = "a factory of data sets takes (rank, num_nodes, train_dataset), or `val` as the third"
     raise SettingError(f"{what}, not {declared}")
-
-
-def _own_collate(data: Any) -> Callable[[list[Any]], Batch] | None:
-    """Return the data set's own `collate_fn`, if it has one; a Subset's is that of what it is a part of."""
-    while isinstance(data, Subset) and not hasattr(data, "collate_fn"):
-        data = data.dataset
-    return getattr(data, "collate_fn", None)
 
 
 def samples_of(
@@ -357,7 +349,9 @@ def samples_of(
         given = {name: getattr(settings, name) for name in sizes} if training else {"val_size": given_val_size}
         refuse(f"{type(data).__name__} makes its own batches", **given)
         return data
-    size, collate = None if training else settings.val_size, _own_collate(data)
+    size, whole = None if training else settings.val_size, data
+    while isinstance(whole, Subset) and not hasattr(whole, "collate_fn"):
+        whole = whole.dataset
     if size is not None and hasattr(data, "__len__") and size < len(data):
         # Spread evenly: what is sorted by class is not cut off then.
         data = Subset(data, [n * len(data) // size for n in range(size)])
@@ -368,7 +362,7 @@ def samples_of(
         minibatch_size=settings.samples_at_once,
         shuffle=training and settings.shuffle,
         seed=settings.seed,
-        collate=collate,
+        collate=getattr(whole, "collate_fn", None),
         tells_epoch=training,
     )
     if not len(samples) and not own:

@@ -62,15 +62,18 @@ class OtherArithmetic(torch.optim.AdamW):
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "own": lambda **settings: PlainMean(**settings),
     "allreduce": lambda **settings: AllReduceStrategy(**settings),
-    "diloco": lambda **settings: DiLoCoStrategy(**{"H": 3} | settings),
+    "diloco": lambda **settings: DiLoCoStrategy(**{"H": 3, "outer_momentum": 0} | settings),
     "nesterov": lambda **settings: DiLoCoStrategy(**{"H": 2, "outer_momentum": 0.9} | settings),
-    "bf16": lambda **settings: DiLoCoStrategy(**{"H": 3, "wire": "bf16"} | settings),
-    "int8": lambda **settings: DiLoCoStrategy(**{"H": 2, "wire": "int8"} | settings),
-    "int4": lambda **settings: DiLoCoStrategy(**{"H": 3, "wire": "int4"} | settings),
+    "bf16": lambda **settings: DiLoCoStrategy(**{"H": 3, "outer_momentum": 0, "wire": "bf16"} | settings),
+    "int8": lambda **settings: DiLoCoStrategy(**{"H": 2, "outer_momentum": 0, "wire": "int8"} | settings),
+    "int4": lambda **settings: DiLoCoStrategy(**{"H": 3, "outer_momentum": 0, "wire": "int4"} | settings),
     "hidden": lambda **settings: DiLoCoStrategy(**{"H": 4, "overlap_steps": 2, "outer_momentum": 0.9} | settings),
-    "hidden_int8": lambda **settings: DiLoCoStrategy(**{"H": 3, "overlap_steps": 2, "wire": "int8"} | settings),
+    "hidden_int8": lambda **settings: DiLoCoStrategy(
+        **{"H": 3, "outer_momentum": 0, "overlap_steps": 2, "wire": "int8"} | settings
+    ),
     "moments": lambda **settings: DiLoCoStrategy(
-        **{"H": 2, "wire": "int8", "share_moments": True, "overlap_steps": 1, "weigh_steps": True} | settings
+        **{"H": 2, "outer_momentum": 0, "wire": "int8", "share_moments": True, "overlap_steps": 1, "weigh_steps": True}
+        | settings
     ),
     "server": lambda **settings: ParameterServerStrategy(**{"H": 3, "outer_momentum": 0.9} | settings),
     "fedavg": lambda **settings: FedAvgStrategy(**{"H": 2} | settings),
@@ -82,7 +85,7 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
     ),
     "topk": lambda **settings: SPARTAStrategy(**{"p_sparta": 0.3, "compression_method": "topk"} | settings),
     "sparta_diloco": lambda **settings: SPARTADiLoCoStrategy(
-        **{"p_sparta": 0.3, "H": 3, "sparta_interval": 2} | settings
+        **{"p_sparta": 0.3, "H": 3, "outer_momentum": 0, "sparta_interval": 2} | settings
     ),
     "demo": lambda **settings: DeMoStrategy(**{"compression_chunk": 4, "compression_topk": 6} | settings),
     "composed": lambda **settings: CommunicateOptimizeStrategy(

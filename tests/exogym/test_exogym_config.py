@@ -8,12 +8,25 @@ import pytest
 import torch
 from exogym_toys import make_step
 
-from exogym import AllReduceStrategy, DiLoCoStrategy, SingleComm, build_strategy, strategy_config
+from exogym import (
+    AllReduceStrategy,
+    CommunicateOptimizeStrategy,
+    DiLoCoStrategy,
+    FedAvgStrategy,
+    FitSettings,
+    ParameterServerStrategy,
+    SingleComm,
+    SPARTADiLoCoStrategy,
+    build_strategy,
+    strategy_config,
+    strategy_of,
+)
 from exogym.config import from_text
 from exogym.errors import SettingError
 from exogym.strategy import DiLoCoConfig, OptimSpec, ScheduleSpec, SimpleReduceStrategy, StrategyConfig
 from exogym.strategy.diloco import DiLoCoCommunicator
 from exogym.strategy.optim import inner_optimizer, outer_optimizer
+from exogym.strategy.sparta import SparseCommunicator
 
 
 def outer(**settings):
@@ -41,18 +54,31 @@ def test_every_lazy_name_exists():
         _ = exogym.Trianer
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"outer_optim": torch.optim.SGD}, {"nesterov": False}, {"outer_momentum": 0.0}]
-)
-def test_ranks_are_averaged_plainly_unless_momentum_is_asked_for(settings):
-    group = outer(**settings).param_groups[0]
-    assert (group["lr"], group["momentum"], group["nesterov"]) == (1.0, 0.0, False)
+def test_what_is_not_given_is_as_in_the_papers_and_upstream():
+    """DiLoCo's outer step (2311.08105), FedAvg's H, and torch's weight decay; see exo-explore/gym, commit 9fa323c."""
+    assert DiLoCoStrategy().config.H == 100 and FedAvgStrategy().config.H == 1
+    for strategy in (DiLoCoStrategy(), SPARTADiLoCoStrategy(), ParameterServerStrategy(), build_strategy("diloco", {})):
+        assert strategy.config.outer_spec() == OptimSpec(name="sgd", lr=0.7, momentum=0.9, nesterov=True)
+    decays = [OptimSpec(name=name).weight_decay for name in ("adamw", "adam", "sgd")]
+    assert decays == [0.01, 0.0, 0.0] and FedAvgStrategy().config.schedule_spec().name == "constant"
+    ends = [AllReduceStrategy(lr_scheduler=name).config.schedule_spec().min_ratio for name in ("cosine", "linear")]
+    assert ends == [ScheduleSpec(name=name).min_ratio for name in ("cosine", "linear")] == [0.1, 0.0]
+    assert FitSettings(strategy=DiLoCoStrategy()).val_size == 64
+
+
+def test_a_profile_says_all_of_it_and_has_what_fine_tuning_needs():
+    config = strategy_config("diloco", {"schedule": "cosine"})
+    assert config.outer_spec() == OptimSpec(name="sgd", lr=1.0) and config.schedule_spec().min_ratio == 0.0
+    assert strategy_of(config).config == config
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"outer_lr": 0.5}, (0.5, 0.0, False)),
+        ({"outer_momentum": 0}, (1.0, 0.0, False)),
+        ({"outer_momentum": None, "outer_lr": 0.5}, (0.5, 0.0, False)),
+        ({"outer_lr": 0.5}, (0.5, 0.9, True)),
+        ({"outer_optim": torch.optim.SGD, "nesterov": False}, (0.7, 0.9, False)),
         ({"outer_momentum": 0.9}, (0.7, 0.9, True)),
         ({"outer_momentum": 0.5, "nesterov": False}, (0.7, 0.5, False)),
         ({"outer_momentum": 0.5, "outer_lr": 1.0}, (1.0, 0.5, True)),
@@ -131,10 +157,9 @@ def test_without_weight_decay_an_optimizer_is_the_plain_one(name):
     plain = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[name]
     settings = {"weight_decay": 0.0} if name == "adamw" else {}
     by_hand = Normed().step(AllReduceStrategy(inner_optim=lambda p: plain(p, lr=0.1, **settings)), 3)
-    for decay in (None, 0.0):
-        ours = Normed().step(AllReduceStrategy(inner_optim=name, lr=0.1, weight_decay=decay), 3)
-        for key, weight in ours.items():  # fused, if it is Adam: rounded elsewhere
-            torch.testing.assert_close(by_hand[key], weight, rtol=1e-5, atol=1e-7)
+    ours = Normed().step(AllReduceStrategy(inner_optim=name, lr=0.1, weight_decay=0.0), 3)
+    for key, weight in ours.items():  # fused, if it is Adam: rounded elsewhere
+        torch.testing.assert_close(by_hand[key], weight, rtol=1e-5, atol=1e-7)
 
 
 def test_groups_are_made_where_there_is_decay_and_none_is_empty():
@@ -146,7 +171,8 @@ def test_groups_are_made_where_there_is_decay_and_none_is_empty():
     assert groups((2, 2), (2,), (2, 2, 2), (), inner_optim="sgd", weight_decay=0.1) == [(0.1, 2), (0.0, 2)]
     assert groups((2, 2), inner_optim="adam", weight_decay=0.1) == [(0.1, 1)]
     assert groups((2,), weight_decay=0.1) == [(0.0, 1)]
-    assert groups((2, 2), (2,)) == groups((2, 2), (2,), weight_decay=0.0) == [(0.0, 2)]
+    assert groups((2, 2), (2,), weight_decay=0.0) == [(0.0, 2)]
+    assert groups((2, 2), (2,)) == [(0.01, 1), (0.0, 1)] and groups((2, 2), (2,), inner_optim="adam") == [(0.0, 2)]
     assert groups((2, 2), (2,), inner_optim=lambda p: torch.optim.Adagrad(p, weight_decay=0.3)) == [(0.3, 2)]
 
 
@@ -164,7 +190,17 @@ def test_the_outer_optimizer_decays_all_of_its_flat_pieces():
         ({"outer_optim": "adam"}, "needs outer_lr"),
         ({"outer_optim": "adam", "outer_lr": 0.1, "nesterov": True}, "nesterov would not be used"),
         ({"outer_momentum": 0.0, "nesterov": True}, "needs a momentum"),
-        ({"nesterov": True}, "needs a momentum"),
+        ({"outer_momentum": None, "nesterov": True}, "needs a momentum"),
+        (
+            {"schedule": torch.optim.lr_scheduler.StepLR},
+            "must be constant, linear, cosine or a ScheduleSpec, not <class",
+        ),
+        ({"schedule": None}, "or a ScheduleSpec, not None"),
+        ({"lr": "0.1"}, "lr must be a number or None, not '0.1'"),
+        ({"lr": True}, "lr must be a number or None, not True"),
+        ({"nesterov": "false"}, "nesterov must be True or False or None, not 'false'"),
+        ({"share_moments": 1}, "share_moments must be True or False, not 1"),
+        ({"wire": 8}, "wire must be text, not 8"),
         ({"H": 0}, "H must be at least 1"),
         ({"H": 2.5}, "H must be a whole number, not 2.5"),
         ({"warmup_steps": 0.1}, "warmup_steps must be a whole number"),
@@ -190,7 +226,7 @@ def test_a_misspelt_keyword_is_an_error():
 
 def test_strategy_from_text():
     strategy = build_strategy("diloco", {"H": "20", "lr": "1e-4", "nesterov": "false", "max_norm": "none"})
-    assert strategy.config == DiLoCoConfig(H=20, lr=1e-4, nesterov=False, max_norm=None)
+    assert strategy.config == DiLoCoConfig(H=20, lr=1e-4, nesterov=False, max_norm=None, outer_momentum=0.9)
     assert isinstance(build_strategy("allreduce", {"lr": 0.1}), SimpleReduceStrategy)
     with pytest.raises(SettingError, match=r"H = '2\.5' is not a whole number"):
         strategy_config("diloco", {"H": "2.5"})
@@ -216,7 +252,7 @@ def test_text_is_read_by_the_annotation_of_a_field(hint, text, value):
 def test_schedules():
     linear = ScheduleSpec(name="linear", warmup_steps=2, min_ratio=0.1)
     assert [round(linear.factor(s, 12), 3) for s in (0, 1, 2, 7, 12, 40)] == [0.5, 1.0, 1.0, 0.55, 0.1, 0.1]
-    cosine = ScheduleSpec(name="cosine")
+    cosine = ScheduleSpec(name="cosine", min_ratio=0.0)
     assert [round(cosine.factor(s, 4), 3) for s in range(5)] == [1.0, 0.854, 0.5, 0.146, 0.0]
     assert ScheduleSpec().factor(99, 100) == 1.0
 
@@ -249,8 +285,27 @@ def test_a_composition_is_recorded_as_before():
         ("interval", 10),
         ("outer_optim", "sgd"),
         ("outer_lr", None),
-        ("outer_momentum", None),
+        ("outer_momentum", 0.9),
         ("nesterov", None),
         ("wire", "int8"),
         ("share_moments", False),
     ]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: OptimSpec(lr="0.1"), "lr must be a number, not '0.1'"),
+        (lambda: OptimSpec(name="sgd", momentum=0.9, nesterov="no"), "nesterov must be True or False, not 'no'"),
+        (lambda: OptimSpec(betas=None), "each of betas must be a number, not None"),
+        (lambda: OptimSpec(betas=(0.9, "0.99")), "each of betas must be a number, not '0.99'"),
+        (lambda: CommunicateOptimizeStrategy(communication_modules=5), "must be a list of one at least"),
+        (lambda: ScheduleSpec(warmup_steps=2.5), "warmup_steps must be a whole number, not 2.5"),
+        (lambda: ScheduleSpec(min_ratio=True), "min_ratio must be a number, not True"),
+        (lambda: SparseCommunicator(sparsification_rate="0.1"), "sparsification_rate must be a number, not '0.1'"),
+        (lambda: FedAvgStrategy(island_size=2.0), "island_size must be a whole number or None, not 2.0"),
+    ],
+)
+def test_types_are_looked_at_wherever_settings_are(make, message):
+    with pytest.raises(SettingError, match=message):
+        make()

@@ -50,7 +50,13 @@ def random_job(chance: random.Random) -> Job:
     warmup = chance.choice([0, 0, 3])
     make = STRATEGIES[chance.choice(list(STRATEGIES))]
     validation = chance.choice([0, 3, 7])
-    settings = {"lr": 0.05, "schedule": schedule, "warmup_steps": warmup, **more_settings(chance, make)}
+    settings = {
+        "lr": 0.05,
+        "schedule": schedule,
+        "warmup_steps": warmup,
+        "min_lr_ratio": 0.0,
+        **more_settings(chance, make),
+    }
     return Job(
         strategy=lambda: make(**settings),
         hosts=NAMES[: chance.randint(2, 5)],
@@ -76,6 +82,7 @@ def more_settings(chance: random.Random, make: Callable[..., Strategy]) -> dict[
     random_settings = {
         "check_interval": chance.choice([0, 1, 3, 100]),
         "H": chance.choice([1, 2, 3, 5, 8, 20]),
+        "weight_decay": 0.0,
         "outer_momentum": chance.choice([None, 0.0, 0.9]),
         "sparta_interval": chance.choice([1, 1, 2, 3, 7]),
         "quantization_bits": chance.choice([None, 4, 8]),

@@ -114,7 +114,7 @@ class Maker:
     "factory",
     [
         *(documented, keyword_only, other_names, in_between, gathers),
-        *(gathers_keywords, functools.partial(with_more, "/data"), Maker(), lambda a, b, c: (a, b, c)),
+        *(gathers_keywords, functools.partial(with_more, "/data"), Maker()),
     ],
 )
 def test_a_factory_gets_what_is_documented(factory):
@@ -122,18 +122,47 @@ def test_a_factory_gets_what_is_documented(factory):
     assert call_factory(factory, 0, 3, True) == (0, 3, True)
 
 
+def by_val(rank, num_nodes, val):
+    return rank, num_nodes, not val
+
+
+def by_another_name(r, n, is_test=True):
+    return r, n, not is_test
+
+
+def both(rank, num_nodes, *, train, validation):
+    assert train is not validation
+    return rank, num_nodes, train
+
+
+def bound(train_dataset, val_dataset, rank, num_nodes, evaluation):
+    assert train_dataset == "a" and val_dataset == "b"
+    return rank, num_nodes, not evaluation
+
+
+@pytest.mark.parametrize(
+    "factory", [by_val, by_another_name, both, functools.partial(bound, train_dataset="a", val_dataset="b")]
+)
+def test_the_kind_of_data_goes_by_the_name_of_its_argument(factory):
+    """Upstream of commit c8012ac calls factories with (rank, num_nodes, val), of 9fa323c with train_dataset."""
+    assert call_factory(factory, 1, 3, True) == (1, 3, True)
+    assert call_factory(factory, 0, 3, False) == (0, 3, False)
+
+
 def only_two(rank, num_nodes):
     return rank, num_nodes
 
 
-@pytest.mark.parametrize("factory", [only_two, lambda r, n: (r, n)])
+@pytest.mark.parametrize("factory", [only_two, lambda r, n: (r, n), lambda rank, num_nodes, seed=0: (rank, num_nodes)])
 def test_a_factory_may_leave_the_kind_of_data_out(factory):
     assert call_factory(factory, 1, 3, True) == (1, 3)
 
 
 def test_a_factory_that_takes_something_else_is_refused():
-    with pytest.raises(SettingError, match=r"takes \(rank, num_nodes, train_dataset\), not \(path\)"):
-        call_factory(lambda path: path, 0, 1, True)
+    message = r"takes \(rank, num_nodes, train_dataset\), or `val` as the third, not \((path|a, b, c)\)"
+    for factory in (lambda path: path, lambda a, b, c: (a, b, c)):
+        with pytest.raises(SettingError, match=message):
+            call_factory(factory, 0, 1, True)
 
 
 def test_what_counts_as_a_factory():
@@ -198,7 +227,37 @@ def test_val_size_without_use_is_an_error():
         LocalTrainer(Line(), Points(4)).fit(AllReduceStrategy(), val_size=3)
 
 
+def test_64_samples_are_validated_on_unless_another_number_is_given():
+    assert [len(validated(Points(100), **given)) for given in ({}, {"val_size": None})] == [64, 100]
+    LocalTrainer(Line(), Points(4)).fit(AllReduceStrategy(), device="cpu")  # 64 was not asked for
+
+
 # kinds of samples, and mistakes
+
+
+class Uneven(Points):
+    """Its samples are no tensors of one shape: torch cannot make a batch of them."""
+
+    def __getitem__(self, i):
+        return [*super().__getitem__(i), "word" * i]
+
+    def collate_fn(self, samples):
+        x, y, words = zip(*samples, strict=True)
+        return {"x": torch.stack(x), "y": torch.stack(y), "words": words}
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda data: data, lambda data: Subset(data, range(6)), lambda data: lambda r, n: data]
+)
+def test_a_data_sets_own_collate_fn_makes_the_batches(wrap):
+    class Reads(Line):
+        def forward(self, batch):
+            assert len(batch["words"]) == len(batch["x"]) and type(batch["words"][0]) is str
+            return super().forward((batch["x"], batch["y"]))
+
+    trainer = LocalTrainer(Reads(), wrap(Uneven(8)), wrap(Uneven(8)))
+    trainer.fit(AllReduceStrategy(), batch_size=4, val_size=3, device="cpu")
+    assert trainer.result.val_loss is not None
 
 
 class OfAnyKind(Line):

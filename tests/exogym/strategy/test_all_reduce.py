@@ -1,7 +1,13 @@
+from functools import partial
+
 import pytest
 import torch
+import torch.distributed as dist
 from exogym_toys import (
+    Line,
     OtherArithmetic,
+    Points,
+    Processes,
     Scalar,
     Steps,
     Tokens,
@@ -54,6 +60,32 @@ def test_N_ranks_equal_one_process_with_all_their_batches():
         assert loss == pytest.approx(whole[1][step]["loss"], rel=1e-5)
         assert of_ranks[0]["grad_norm"] == pytest.approx(whole[1][step]["grad_norm"], rel=1e-4)
         assert of_ranks[0]["grad_norm"] > 0.05  # so that clipping is really at work
+
+
+def train_beside_ddp(comm, store):
+    """The largest difference of any weight after 20 steps, here and with torch's DistributedDataParallel."""
+    data = Points(16)
+    parts = [(data.x[start : start + 4], data.y[start : start + 4]) for start in range(4 * comm.rank, 16, 8)]
+    make_optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+    ours, theirs = Line(), Line()
+    strategy = AllReduceStrategy(inner_optim=make_optimizer)
+    train_node(ours, comm, strategy, Steps([[part] for part in parts * 10]), epochs=1).run()
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=comm.rank, world_size=2)
+    wrapped = nn.parallel.DistributedDataParallel(theirs)
+    optimizer = make_optimizer(wrapped.parameters())
+    for part in parts * 10:
+        optimizer.zero_grad()
+        wrapped(part).backward()
+        optimizer.step()
+    dist.destroy_process_group()
+    own, other = FlatParameters(ours).read(), FlatParameters(theirs).read()
+    return (own - other).abs().max().item(), (other - FlatParameters(Line()).read()).abs().max().item()
+
+
+def test_it_goes_the_way_of_torchs_distributed_data_parallel(tmp_path):
+    with Processes(2, train_beside_ddp, str(tmp_path / "store")) as processes:
+        for difference, moved in map(processes.result, range(2)):
+            assert difference <= 3e-8 and moved > 0.5
 
 
 @at_every_step

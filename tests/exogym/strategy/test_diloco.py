@@ -13,6 +13,7 @@ from exogym.strategy.communication_module import Draft
 from exogym.strategy.diloco import DiLoCoCommunicator
 
 PAPER = {"outer_momentum": 0.9}  # Nesterov, outer lr 0.7
+PLAIN = {"outer_momentum": 0}
 
 
 def drive(comm, strategy, gradients, model=None, samples=1, total=None):
@@ -46,9 +47,28 @@ def test_two_rounds_by_hand():
     assert digest0 == digest1 is not None
 
 
+def test_two_replicas_go_the_way_that_torchft_has_published():
+    """Its fixture diloco_mocked_updates_0 (pytorch/torchft, test_fixtures), the fragment that is synchronised every 6
+    steps: gradients of 2, inner lr 1, outer lr 2 without momentum, and the weight before each step.
+    """
+    published = [1, -1, -3, -5, -7, -9, -23, -25, -27, -29, -31, -33, -47, -49, -51, -53]
+
+    def rank_main(comm):
+        strategy, model = DiLoCoStrategy(inner_optim="sgd", lr=1.0, H=6, outer_lr=2.0, **PLAIN), Scalar()
+        strategy.setup(model, comm, len(published))
+        ours = []
+        for _ in published:
+            ours.append(model.w.item())
+            model.w.grad = torch.tensor([2.0])
+            make_step(strategy, 1.0, 1)
+        return ours
+
+    assert run_threads(2, rank_main) == [published, published]
+
+
 def test_plain_average_is_exact():
     def rank_main(comm):
-        strategy = DiLoCoStrategy(inner_optim="sgd", lr=1.0, H=1)
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=1.0, H=1, **PLAIN)
         return drive(comm, strategy, [[0.25], [0.5], [-1.5]][comm.rank])[0].w.item()
 
     assert run_threads(3, rank_main) == [1 - (0.25 + 0.5 - 1.5) / 3] * 3
@@ -62,7 +82,7 @@ def test_identical_ranks_stay_where_they_are():
         own = torch.Generator().manual_seed(0)  # the global one is shared by these threads
         model.w = nn.Parameter(torch.randn(1000, generator=own))
         before = model.w.detach().clone()
-        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.0, H=1)
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.0, H=1, **PLAIN)
         strategy.setup(model, comm, 1)
         model.w.grad = torch.ones(1000)
         make_step(strategy, 1.0, 1)
@@ -73,7 +93,7 @@ def test_identical_ranks_stay_where_they_are():
 
 @pytest.mark.parametrize(("steps", "H", "ends"), [(6, 3, [3, 6]), (7, 3, [3, 6]), (2, 3, []), (3, 1, [1, 2, 3])])
 def test_rounds_end_after_H_steps_and_the_tail_is_flushed(steps, H, ends):
-    strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=H)
+    strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=H, **PLAIN)
     model, results = drive(SingleComm(), strategy, [1.0] * steps)
     assert [i + 1 for i, r in enumerate(results) if r.round is not None] == ends
     assert [r.agreed for r in results] == [r.round is not None for r in results]
@@ -88,7 +108,7 @@ def test_rounds_end_after_H_steps_and_the_tail_is_flushed(steps, H, ends):
 
 def test_pseudo_gradients_do_not_vanish_after_round_one_on_cpu():
     """Master weights that alias the model's make every later pseudo-gradient zero."""
-    strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=1)
+    strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=1, **PLAIN)
     model = Scalar()
     drive(SingleComm(), strategy, [1.0], model, total=3)
     assert strategy.agreed_weights().data_ptr() != model.w.data_ptr()
@@ -102,7 +122,7 @@ def test_pseudo_gradients_do_not_vanish_after_round_one_on_cpu():
 
 def test_a_rank_without_work_has_no_say():
     def rank_main(comm):
-        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=2)
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=2, **PLAIN)
         return drive(comm, strategy, [[1.0, 1.0], [None, None]][comm.rank])[0].w.item()
 
     assert run_threads(2, rank_main) == pytest.approx([0.8, 0.8])
@@ -120,7 +140,7 @@ def test_nothing_moves_when_nobody_worked():
 
 def test_all_learn_of_one_rank_that_wants_to_stop():
     def rank_main(comm):
-        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=4)
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=4, **PLAIN)
         model = Scalar()
         strategy.setup(model, comm, 20)
         for step in range(1, 21):
@@ -141,7 +161,7 @@ def test_the_less_of_a_step_a_rank_has_the_larger_its_rate(of_all):
     """Of 4 samples one has 1 and the other 3. Adam's first steps are as long as the rate, whatever the gradient."""
 
     def rank_main(comm, **settings):
-        strategy = DiLoCoStrategy(lr=0.1, weight_decay=0.0, H=2, **settings)
+        strategy = DiLoCoStrategy(lr=0.1, weight_decay=0.0, H=2, **PLAIN, **settings)
         strategy.samples_in_step = of_all
         return drive(comm, strategy, [1.0, None], samples=1 if comm.rank == 0 else 3)
 
@@ -244,7 +264,7 @@ def momentum(gradients, *, stretches=True, then=None, **settings):
 
     def rank_main(comm):
         def begin():
-            strategy, model = DiLoCoStrategy(lr=1e-3, H=100, max_norm=None, **settings), Scalar()
+            strategy, model = DiLoCoStrategy(lr=1e-3, H=100, weight_decay=0.0, **PLAIN, **settings), Scalar()
             strategy.stretches = stretches
             strategy.setup(model, comm, 10)
             return strategy, model
@@ -317,7 +337,7 @@ def test_the_plain_outer_step_has_the_bits_of_the_outer_optimizers(outer_lr, wir
 
     def rank_main(comm):
         model, own = Buffered(), torch.Generator().manual_seed(comm.rank)
-        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=2, outer_lr=outer_lr, wire=wire)
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=2, outer_lr=outer_lr, wire=wire, **PLAIN)
         strategy.setup(model, comm, 6)
         digests = []
         for _ in range(6):
@@ -339,7 +359,7 @@ def test_one_collective_a_round_with_trainables_only():
     def rank_main(comm):
         reduce_ = comm.all_reduce_
         comm.all_reduce_ = lambda flat: (calls.append(flat.numel()), reduce_(flat))
-        drive(comm, DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=2), [1.0] * 4)
+        drive(comm, DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=2, **PLAIN), [1.0] * 4)
 
     run_threads(2, rank_main)
     assert calls == [1 + 2] * 4  # two rounds on two ranks: weight, samples, stopping
@@ -347,7 +367,7 @@ def test_one_collective_a_round_with_trainables_only():
 
 def test_divergence_is_noticed():
     def rank_main(comm):
-        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=1)
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.1, H=1, **PLAIN)
         strategy.setup(Scalar(), comm, 2)
         strategy.agreed_weights().add_(comm.rank)
         make_step(strategy, 0.0, 0)
