@@ -121,7 +121,7 @@ def run_here(task: Task, folder: Path) -> None:
     import exogym.trainer
 
     data, model, steps = load_digits(), new_net("mlp", task.seed), []
-    made = exogym.trainer.Trainer(model, data["train"], data["validation"], device="cpu")
+    made = exogym.trainer.Trainer(model, data["train"], data["validation"], 12400 + 10 * task.seed, device="cpu")
     logged = {"run_name": task.key} if task.whose == "upstream" else {"logger": steps.append}
     model = made.fit(
         **{"num_epochs": 1, "max_steps": task.steps, "num_nodes": NODES, "strategy": strategy_of(task.key), **logged},

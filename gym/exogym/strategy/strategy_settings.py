@@ -39,6 +39,8 @@ class OptimSpec:
             return super().__new__(cls)
         if isinstance(name, str):
             name = getattr(importlib.import_module("torch.optim"), BY_NAME[one_of("optimizer", name, BY_NAME)])
+        if not callable(name):
+            raise SettingError(f"an OptimSpec is of a name or of an optimizer's class, not of {name!r}")
         return partial(name, **numbers)
 
     @classmethod
