@@ -58,7 +58,6 @@ class NetworkTrainer:
         val_dataset: DataSource | None = None,
     ):
         self.hosts = hosts_config if isinstance(hosts_config, Hosts) else load_hosts(hosts_config)
-        check_model(model)
         self.model, self.train_dataset, self.val_dataset = model, train_dataset, val_dataset
 
     def fit(self, strategy: Strategy, **settings: Any) -> nn.Module:
@@ -73,6 +72,7 @@ class NetworkTrainer:
         if "devices" in settings:
             raise SettingError("the hosts file names each host's device: leave devices out")
         self.result = None
+        check_model(self.model)
         parsed = fit_settings({"strategy": strategy, "num_nodes": len(self.hosts.all), **settings})
         with new_run(Path("runs").absolute(), type(self.model).__name__) as run_dir:
             self._send(parsed, run_dir)

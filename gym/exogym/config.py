@@ -166,8 +166,7 @@ def check_types(instance: Any) -> None:
 
 def check_whole(name: str, value: float, minimum: float = -math.inf) -> None:
     """Raise SettingError unless `value` is a whole number, at least `minimum`."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise SettingError(f"{name} must be a whole number, not {value!r}")
+    check_type(name, int, value)
     at_least(name, value, minimum)
 
 

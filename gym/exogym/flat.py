@@ -14,6 +14,8 @@ from torch.nn.parameter import is_lazy
 from exogym.errors import SettingError
 
 CHUNK = 16 * 1024 * 1024  # float32 values: 64 MB, the most that is staged from an accelerator at once
+TRAINED = (torch.float32, torch.bfloat16, torch.float16)
+SENT = (*TRAINED, torch.complex64)
 PIECE = 256 * 1024  # values: what is computed of so many stays in a CPU's caches
 
 
@@ -21,17 +23,18 @@ class FlatParameters:
     """Copies a model's trainable parameters and floating-point buffers to and from flat tensors, in a fixed order.
 
     A flat is float32 [numel] on the CPU: parameters in [0, num_parameters), then buffers. Frozen parameters are left
-    out, tied ones stand once, buffers that the state dict leaves out are left out too. A complex number in a buffer is
-    two values. Holds no flat itself. Raises SettingError for a model that check_model refuses.
+    out, tied ones stand once, buffers that the state dict leaves out are left out too, and those of OtherBuffers. A
+    complex number is two values. Holds no flat itself. Raises SettingError for a model that check_model refuses.
     """
 
     def __init__(self, model: nn.Module):
         check_model(model)
         saved = model.state_dict().keys()
         parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self._model, self._known = model, {p: p.requires_grad for p in model.parameters()}
+        self._model, self._checks = model, 0
+        self._known = {n: (p, p.requires_grad) for n, p in model.named_parameters()}
         self._frozen = [p.detach() for p in model.parameters() if not p.requires_grad]
-        buffers = [n for n, b in model.named_buffers() if n in saved and (b.is_floating_point() or b.is_complex())]
+        buffers = [n for n, b in model.named_buffers() if n in saved and b.dtype in SENT]
         self.parameters: list[nn.Parameter] = list(parameters.values())
         self._buffers = [_place(model, n) for n in buffers]
         self.names = [*parameters, *buffers]
@@ -42,8 +45,7 @@ class FlatParameters:
     @property
     def buffers(self) -> list[Tensor]:
         """Looked up each time: a module may replace a buffer rather than write into it."""
-        tensors = [getattr(*place) for place in self._buffers]
-        return [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
+        return [as_real(getattr(*place)) for place in self._buffers]
 
     def check_grads(self, only: slice = slice(None)) -> None:
         """Raise SettingError for a gradient that is sparse."""
@@ -55,8 +57,12 @@ class FlatParameters:
     def check(self) -> None:
         """Raise SettingError if what is trained is not what it was at first, or its gradient cannot be sent."""
         self.check_grads()
-        for name, p in self._model.named_parameters():
-            if self._known.get(p) != p.requires_grad:
+        self._checks += 1
+        is_due = not self._checks & (self._checks - 1)  # 1, 2, 4, ...: to find all takes milliseconds in a large model
+        known = ((name, p) for name, (p, _) in self._known.items())
+        for name, p in self._model.named_parameters() if is_due else known:
+            first, was_trained = self._known.get(name, (None, False))
+            if p is not first or p.requires_grad != was_trained:
                 what = f"{name} is new, or its requires_grad was changed, since training began"
                 raise SettingError(f"{what}: settle before `fit` what is trained, and call it once for each stage")
 
@@ -123,9 +129,9 @@ class FlatParameters:
         """Write values at sorted int64 indices of a flat; everything else stays as it is."""
         first = 0
         for tensor, at in self._at(indices):
-            flat, at = tensor.reshape(-1), at.to(tensor.device)  # a copy where the tensor is not contiguous
-            part = flat[at]
-            flat[at] = _put(part, values[first : first + at.numel()].to(tensor.device))
+            part = values[first : first + at.numel()].to(tensor.device, tensor.dtype)
+            flat = tensor.reshape(-1)  # a copy where the tensor is not contiguous
+            flat[at.to(tensor.device)] = part
             if flat.data_ptr() != tensor.data_ptr():
                 tensor.copy_(flat.view(tensor.shape))
             first += at.numel()
@@ -172,8 +178,8 @@ class FlatParameters:
         return [*self._weights(), *self.buffers]
 
 
-class IntegerBuffers:
-    """A model's buffers of whole numbers and truth values, as BatchNorm's `num_batches_tracked`, by name.
+class OtherBuffers:
+    """A model's buffers of whole numbers, truth values and float64, as BatchNorm's `num_batches_tracked`, by name.
 
     They are each rank's own and no flat has them. Those that the state dict leaves out are left out here too.
     """
@@ -181,18 +187,22 @@ class IntegerBuffers:
     def __init__(self, model: nn.Module):
         saved = model.state_dict().keys()
         buffers = {n: b for n, b in model.named_buffers() if n in saved}
-        whole = [n for n, b in buffers.items() if not (b.is_floating_point() or b.is_complex())]
-        self._places = {n: _place(model, n) for n in whole}
+        self._places = {n: _place(model, n) for n, b in buffers.items() if b.dtype not in SENT}
 
     def read(self) -> dict[str, Tensor]:
         """Return copies, on the device of the model."""
-        return {name: getattr(*place).clone() for name, place in self._places.items()}
+        return {name: as_real(getattr(*place)).clone() for name, place in self._places.items()}
 
     def write(self, values: dict[str, Tensor]) -> None:
         """Leaves those that `values` does not have as they are."""
         for name, place in self._places.items():
             if name in values:
-                getattr(*place).copy_(values[name])
+                as_real(getattr(*place)).copy_(values[name])
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """Return a view of complex numbers as pairs [..., 2], and any other tensor as it is."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def check_model(model: nn.Module) -> None:
@@ -204,11 +214,9 @@ def check_model(model: nn.Module) -> None:
     for name, p in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(p):
             raise SettingError(f"{name} has no shape yet: call the model with a batch before you make the trainer")
-        if p.requires_grad and p.is_complex():
-            remedy = "keep torch.view_as_real of it, and have forward take torch.view_as_complex of that"
-            raise SettingError(f"{name} is complex, and ranks agree on real numbers: {remedy}")
-        if p.requires_grad and p.dtype == torch.float64:
-            raise SettingError(f"{name} is float64, and ranks agree on float32: train model.float(), with such data")
+        if p.requires_grad and p.dtype not in TRAINED:
+            what = f"{name} is {p.dtype}, and ranks agree on float32"
+            raise SettingError(f"{what}: train model.float(), and torch.view_as_real of complex numbers")
 
 
 def digest(flat: Tensor) -> int:
@@ -259,18 +267,11 @@ def gather(tensors: Iterable[Tensor], out: Tensor) -> None:
             at += piece.numel()
 
 
-def _put(tensor: Tensor, values: Tensor) -> Tensor:
-    """Copy values to the tensor. What it has in float64, as a constant may, stays exact where they say the same."""
-    if tensor.dtype == torch.float64:
-        values = torch.where(tensor.float() == values, tensor, values.double())
-    return tensor.copy_(values)
-
-
 @torch.no_grad()
 def _scatter(
     part_of: Callable[[slice], Tensor],
     tensors: Iterable[Tensor],
-    put: Callable[[Tensor, Tensor], Tensor] = _put,
+    put: Callable[[Tensor, Tensor], Tensor] = torch.Tensor.copy_,
     *,
     most: int = CHUNK,
 ) -> None:

@@ -82,10 +82,10 @@ def loss_of(output: Any) -> tuple[Tensor, int | None]:
 def _weight_of(second: Any) -> int | None:
     """Return the number of target tokens; None for what is no single number, as logits are. Raises SettingError."""
     value = second
-    if isinstance(second, Tensor):  # the logits of one sample may be a single float, in a list
-        if second.numel() != 1 or (second.dim() and second.is_floating_point()):
+    if isinstance(second, Tensor):
+        if second.dim() and (second.numel() > 1 or second.is_floating_point()):
             return None
-        value = second.item() if second.dim() == 0 else second
+        value = second if second.dim() else second.item()
     elif not isinstance(second, Number):
         return None
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:

@@ -291,13 +291,12 @@ def call_factory(factory: Callable[..., Any], rank: int, num_nodes: int, trainin
         declared = inspect.signature(factory)
     except ValueError:  # not every function that is written in C tells
         return factory(*places, training)
-    last, gathers = {}, False
-    for name, parameter in declared.parameters.items():
-        gathers |= parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        is_flag = parameter.default is parameter.empty or isinstance(parameter.default, bool)
-        if is_flag and (kind := KIND_OF_DATA.fullmatch(name)):
-            last[name] = training is bool(kind["trains"])
-    if not last and gathers:
+    found = declared.parameters.values()
+    flags = {
+        p.name: KIND_OF_DATA.fullmatch(p.name) for p in found if p.default is p.empty or isinstance(p.default, bool)
+    }
+    last = {name: training is bool(kind["trains"]) for name, kind in flags.items() if kind}
+    if not last and any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found):
         last = {"train_dataset": training}
     for args, kwargs in (((), names | last), (places, last), ((*places, *last.values()), {})):
         try:

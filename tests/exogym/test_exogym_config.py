@@ -68,7 +68,7 @@ def test_what_is_not_given_is_as_in_the_papers_and_upstream():
 def test_a_profile_says_all_of_it_and_has_what_fine_tuning_needs():
     config = strategy_config("diloco", {"schedule": "cosine"})
     assert config.outer_spec() == OptimSpec(name="sgd", lr=1.0) and config.schedule_spec().min_ratio == 0.0
-    assert strategy_of(config).config == config and strategy_config("fedavg", {}).H == 100
+    assert strategy_of(config).config == config
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,8 @@ def test_a_mistake_on_several_nodes_comes_as_itself():
 
 
 REFUSED = {
-    "complex": (lambda: nn.Parameter(torch.ones(2, dtype=torch.cfloat)), "other is complex.*view_as_real"),
-    "float64": (lambda: nn.Parameter(torch.ones(2).double()), r"other is float64.*model.float\(\)"),
+    "complex": (lambda: nn.Parameter(torch.ones(2, dtype=torch.cfloat)), "other is torch.complex64.*view_as_real"),
+    "float64": (lambda: nn.Parameter(torch.ones(2).double()), r"other is torch.float64.*model.float\(\)"),
     "lazy": (lambda: nn.LazyLinear(3), "other.weight has no shape yet: call the model"),
     "a lazy buffer": (lambda: nn.LazyBatchNorm1d(affine=False), "other.running_mean has no shape yet"),
     "scripted": (lambda: torch.jit.script(nn.Linear(4, 1)), "other is a ScriptModule"),
@@ -136,7 +136,7 @@ def test_what_ranks_cannot_train_together_is_refused_by_name(kind):
 def test_a_model_that_became_float64_later_is_refused_where_it_would_be_rounded():
     trainer = LocalTrainer(Line(), Points(8))
     trainer.model.double()
-    with pytest.raises(SettingError, match=r"linear\.weight is float64"):
+    with pytest.raises(SettingError, match=r"linear\.weight is torch\.float64"):
         trainer.fit(AllReduceStrategy(), device="cpu", minibatch_size=4)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from exogym.device import random_state, set_random_state
 from exogym.errors import SettingError
-from exogym.flat import IntegerBuffers
+from exogym.flat import OtherBuffers
 from exogym.logger.event import Mean
 from exogym.samplers.elastic import Sampler
 from exogym.state.checkpoint import fingerprint
@@ -129,7 +129,7 @@ class NodeState:
     ):
         """patience: validations in a row that may be no better than the best one; 0: any number."""
         self.strategy, self.sampler = strategy, sampler
-        self._buffers = IntegerBuffers(model)
+        self._buffers = OtherBuffers(model)
         self._agreed_buffers = self._buffers.read()
         self.now = self.agreed = Position()
         self.samples = 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from exogym.config import setting
 from exogym.strategy.strategy_settings import StrategyConfig, register
@@ -15,14 +13,10 @@ from exogym.strategy.strategy_settings import StrategyConfig, register
 class FedAvgConfig(StrategyConfig):
     """Ranks train alone for H steps, then take the mean of their weights (1602.05629), all or in islands."""
 
-    H: int = setting(100, "optimizer steps in a round", low=1, example="20")
+    H: int = setting(1, "optimizer steps in a round", low=1, example="20")
     island_size: int | None = setting(
         None, "ranks that average with each other (all, if not given)", low=1, example="2"
     )
-
-    @classmethod
-    def usual(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        return super().usual(given) | {"H": 1}
 
     @property
     def steps_in_round(self) -> int:

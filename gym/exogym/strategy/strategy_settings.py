@@ -10,14 +10,14 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, Field, dataclass, fields
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, TypeVar, get_args
 
 from exogym.config import at_least, check_keys, check_type, check_types, from_text, hints_of, one_of, refuse, setting
 from exogym.errors import SettingError
 
 OPTIMIZERS = ("adamw", "adam", "sgd")
 SCHEDULES = ("constant", "linear", "cosine")
-ADAMW_DECAY = 0.01  # torch's default
 COSINE_END = 0.1  # of the peak, as in exo-explore/gym
 
 
@@ -48,7 +48,7 @@ class OptimSpec:
             object.__setattr__(self, "name", name)
         one_of("optimizer", self.name, OPTIMIZERS)
         if self.weight_decay is None:
-            object.__setattr__(self, "weight_decay", ADAMW_DECAY if self.name == "adamw" else 0.0)
+            object.__setattr__(self, "weight_decay", 0.01 if self.name == "adamw" else 0.0)
         check_types(self)
         at_least("lr", self.lr, 0)
         at_least("weight_decay", self.weight_decay, 0)
@@ -131,9 +131,9 @@ class StrategyConfig:
         value, metadata = getattr(self, field.name), field.metadata
         owner = next(kind for kind in type(self).__mro__ if field.name in inspect.get_annotations(kind))
         hint = hints_of(owner)[field.name]
-        check_type(field.name, hint, value)
-        if value is None:
+        if value is None and (field.default is None or NoneType in get_args(hint)):
             return
+        check_type(field.name, hint, value)
         if metadata["low"] is not None:
             at_least(field.name, value, metadata["low"])
         if metadata["choices"] and (isinstance(value, str) or hint is str):
@@ -153,9 +153,8 @@ class StrategyConfig:
         if isinstance(self.schedule, str):
             return ScheduleSpec(name=self.schedule, warmup_steps=warmup or 0, min_ratio=end or 0.0)
         if not isinstance(self.schedule, ScheduleSpec):
-            known = f"{', '.join(SCHEDULES)} or a ScheduleSpec"
-            what = f"schedule must be {known}, not {self.schedule!r}"
-            raise SettingError(f"{what}: it is laid out anew where hosts come and go, as torch's schedulers cannot be")
+            what = f"schedule must be {', '.join(SCHEDULES)} or a ScheduleSpec, not {self.schedule!r}"
+            raise SettingError(f"{what}: others cannot be laid out anew where hosts come and go")
         if warmup is not None or end is not None:
             raise SettingError("schedule is a ScheduleSpec: set warmup_steps and min_ratio in it, not beside it")
         return self.schedule
