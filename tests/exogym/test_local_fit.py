@@ -59,7 +59,17 @@ def test_how_many_samples_are_computed_at_once(given, at_once):
         ({"num_nodes": "2"}, "num_nodes must be a whole number, not '2'"),
         ({"val_size": 0}, "val_size must be at least 1"),
         ({"val_interval": 0}, "val_interval must be at least 1"),
-        ({"max_steps": 2.5}, "max_steps must be a whole number, not 2.5"),
+        ({"max_steps": 2.5}, "max_steps must be a whole number or None, not 2.5"),
+        ({"max_steps": True}, "max_steps must be a whole number or None, not True"),
+        ({"batch_size": None}, "batch_size must be a whole number, not None"),
+        ({"shuffle": "no"}, "shuffle must be True or False, not 'no'"),
+        ({"resume": 0}, "resume must be True or False, not 0"),
+        ({"timeout": "60"}, "timeout must be a number, not '60'"),
+        ({"max_memory_usage": "0.5"}, "max_memory_usage must be a number or None, not '0.5'"),
+        ({"save_dir": 3}, "save_dir must be text or a path or None, not 3"),
+        ({"device": 0}, "device must be text or None, not 0"),
+        ({"devices": 2}, r"a list of 1 to num_nodes \(1\), not 2"),
+        ({"devices": [1.5]}, "devices: 1.5 is not a device: write mps, cuda:N, N or cpu"),
         ({"checkpoint_interval": -1, "save_dir": "x"}, "checkpoint_interval must be at least 0"),
         ({"seed": "a"}, "seed must be a whole number, not 'a'"),
         ({"max_memory_usage": 0}, "max_memory_usage must be above 0 and at most 1, not 0"),
@@ -83,10 +93,16 @@ def test_settings_that_cannot_be(given, message):
         parsed(**{"batch_size": 32} | given)
 
 
+@pytest.mark.parametrize("device", ["gpu", "meta", "cpu:x"])
+def test_a_device_where_nobody_can_train_is_refused(device):
+    with pytest.raises(SettingError, match=f"device {device}: not known; use mps, cuda or cpu"):
+        LocalTrainer(Line(), Points(8)).fit(AllReduceStrategy(), device=device)
+
+
 def test_each_rank_has_its_device():
     settings = parsed(num_nodes=5, devices=[0, "cuda:1", torch.device("cpu")])
     assert [str(settings.device_of(rank)) for rank in range(5)] == ["cuda:0", "cuda:1", "cpu", "cuda:0", "cuda:1"]
-    assert parsed(num_nodes=2, device="cpu").device_of(1) == "cpu" and parsed().device_of(0) is None
+    assert parsed(num_nodes=2, device=torch.device("cpu")).device_of(1) == "cpu" and parsed().device_of(0) is None
     seen = []
     LocalTrainer(Line(), Points(8)).fit(AllReduceStrategy(), num_nodes=2, devices=["cpu"], logger=seen.append)
     assert [event["device"] for event in seen if event["type"] == "start"] == ["cpu", "cpu"]
@@ -101,15 +117,15 @@ def test_autocast_is_a_precision(given, precision):
 
 
 def test_the_model_that_was_given_is_the_one_that_comes_back_and_training_goes_on_from_it():
-    model = Line().double()
+    model = Line().bfloat16()
     weight = model.linear.weight
-    trainer = LocalTrainer(model, [(x.double(), y.double()) for x, y in Points(16)])
+    trainer = LocalTrainer(model, [(x.bfloat16(), y.bfloat16()) for x, y in Points(16)])
     model.eval()
     losses = []
     for _ in range(2):
         assert trainer.fit(AllReduceStrategy(inner_optim="sgd", lr=0.05), device="cpu") is model
         losses.append(trainer.result.train_loss)
-    assert model.linear.weight is weight and weight.dtype == torch.float64 and not model.training
+    assert model.linear.weight is weight and weight.dtype == torch.bfloat16 and not model.training
     assert losses[1] < 0.9 * losses[0] and weight.grad is None
 
 

@@ -39,7 +39,7 @@ def trained(comm, *, model=None, source=None, epochs=2, checkpoints=None, should
     events, model = [], model or Tokens()
     loop = ("checkpoint_interval", "val", "val_interval", "resume", "log_correlation")
     about = {name: settings.pop(name) for name in loop if name in settings}
-    strategy = DiLoCoStrategy(**{"lr": LR, "H": 4, "overlap_steps": 2} | settings)
+    strategy = DiLoCoStrategy(**{"lr": LR, "H": 4, "overlap_steps": 2, "outer_momentum": 0} | settings)
     node = train_node(
         model, comm, strategy, source or sentences(comm.rank), epochs=epochs, events=events.append,
         checkpoints=checkpoints, should_stop=lambda: should_stop(node.state.now.step + 1), **about,
@@ -74,7 +74,7 @@ def test_two_rounds_by_hand(outer_lr, after_each_step):
 
     def rank_main(comm):
         model, weights = Quadratic(8.0), []
-        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.5, H=2, overlap_steps=1, outer_lr=outer_lr)
+        strategy = DiLoCoStrategy(inner_optim="sgd", lr=0.5, H=2, overlap_steps=1, outer_lr=outer_lr, outer_momentum=0)
         source = Steps([[torch.tensor([4.0 * comm.rank])]] * 4)
 
         def heard(event):
@@ -96,7 +96,9 @@ def test_a_rank_that_makes_fewer_larger_steps_counts_as_if_it_had_made_as_many()
         model = Quadratic(8.0)
         batch = torch.tensor([4.0 * comm.rank])
         steps = [[batch]] * 4 if comm.rank == 0 else [[batch.repeat(4)], [], [], []]
-        node = train_node(model, comm, DiLoCoStrategy(inner_optim="sgd", lr=0.5, H=4), Steps(steps), epochs=1)
+        node = train_node(
+            model, comm, DiLoCoStrategy(inner_optim="sgd", lr=0.5, H=4, outer_momentum=0), Steps(steps), epochs=1
+        )
         node.strategy.stretches = stretches
         node.run()
         return model.w.item()
@@ -220,7 +222,7 @@ def test_it_learns_about_as_well_as_with_waiting():
 
 def test_a_rank_whose_weights_are_not_finite_takes_the_common_ones():
     def rank_main(comm):
-        model, strategy = Scalar(), DiLoCoStrategy(inner_optim="sgd", lr=1.0, H=2, overlap_steps=1)
+        model, strategy = Scalar(), DiLoCoStrategy(inner_optim="sgd", lr=1.0, H=2, overlap_steps=1, outer_momentum=0)
         strategy.setup(model, comm, 8)
         for step in range(3):
             model.w.grad = torch.tensor([1.0])

@@ -67,7 +67,7 @@ def rank_main(name, port, pipe, dies):
     threading.Thread(target=hear, daemon=True).start()
     comm = (DiesAsItSends if dies else ElasticComm)(name, HOSTS, client, say, connect)
     clips = Clips(CLIPS, batch_size=2, seed=0, hashed=False)
-    strategy = DiLoCoStrategy(lr=0.01, H=4, overlap_steps=3)
+    strategy = DiLoCoStrategy(lr=0.01, H=4, overlap_steps=3, outer_momentum=0)
     say({"type": "ready"})
     node = train_node(Large(), comm, strategy, ElasticSampler(clips, HOSTS, name), epochs=EPOCHS)
     result = node.run()

@@ -155,8 +155,8 @@ def test_while_checkpoints_are_read_others_are_told_that_it_goes_on(tmp_path):
 STRATEGIES = {
     "allreduce": lambda: AllReduceStrategy(lr=0.02, schedule="cosine", warmup_steps=3),
     "diloco": lambda: DiLoCoStrategy(lr=0.02, H=5, schedule="cosine", outer_momentum=0.9),
-    "diloco, plain average": lambda: DiLoCoStrategy(lr=0.02, H=4, warmup_steps=3),
-    "diloco, hidden": lambda: DiLoCoStrategy(lr=0.02, H=3, overlap_steps=2, wire="int8"),
+    "diloco, plain average": lambda: DiLoCoStrategy(lr=0.02, H=4, warmup_steps=3, outer_momentum=0),
+    "diloco, hidden": lambda: DiLoCoStrategy(lr=0.02, H=3, overlap_steps=2, wire="int8", outer_momentum=0),
 }
 SOURCES = [Steps([[token_batch(2 + rank, seed=10 * rank + i)] for i in range(6)]) for rank in range(2)]
 

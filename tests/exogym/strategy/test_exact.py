@@ -71,7 +71,7 @@ def test_their_state_goes_through_a_checkpoint(name, tmp_path):
 
 STRATEGIES = {
     "allreduce": lambda: AllReduceStrategy(lr=0.02, weight_decay=0.1, max_norm=0.5, check_interval=40),
-    "averaging": lambda: DiLoCoStrategy(lr=0.02, H=5),
+    "averaging": lambda: DiLoCoStrategy(lr=0.02, H=5, outer_momentum=0),
     "momentum": lambda: DiLoCoStrategy(lr=0.02, H=5, outer_momentum=0.9),
     "outer adam": lambda: DiLoCoStrategy(lr=0.02, H=5, outer_optim="adamw", outer_lr=0.01),
     "an optimizer of one's own": lambda: DiLoCoStrategy(lr=0.02, H=5, outer_optim=torch.optim.RMSprop, outer_lr=0.01),
