@@ -28,7 +28,7 @@ from exogym.flat import check_model
 from exogym.logger import ConsoleLogger, Events, NullLogger
 from exogym.micro_batches import USAGE, Memory, Trial, samples_at_once
 from exogym.nodes import run_nodes
-from exogym.samplers.batches import Batch, BatchSource, DatasetBatches, DatasetSamples
+from exogym.samplers.batches import BatchSource, DatasetBatches, DatasetSamples
 from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import VAL_SIZE, FitSettings, fit_settings
 from exogym.state.checkpoint import Checkpoints
@@ -308,13 +308,6 @@ def call_factory(factory: Callable[..., Any], rank: int, num_nodes: int, trainin
     raise SettingError(f"{what}, not {declared}")
 
 
-def _own_collate(data: Any) -> Callable[[list[Any]], Batch] | None:
-    """Return the data set's own `collate_fn`, if it has one; a Subset's is that of what it is a part of."""
-    while isinstance(data, Subset) and not hasattr(data, "collate_fn"):
-        data = data.dataset
-    return getattr(data, "collate_fn", None)
-
-
 def samples_of(
     source: DataSource | None, rank: int, num_nodes: int, settings: FitSettings, *, training: bool
 ) -> DatasetSamples | BatchSource | None:
@@ -333,7 +326,9 @@ def samples_of(
         given = {name: getattr(settings, name) for name in sizes} if training else {"val_size": given_val_size}
         refuse(f"{type(data).__name__} makes its own batches", **given)
         return data
-    size, collate = None if training else settings.val_size, _own_collate(data)
+    size, whole = None if training else settings.val_size, data
+    while isinstance(whole, Subset) and not hasattr(whole, "collate_fn"):
+        whole = whole.dataset
     if size is not None and hasattr(data, "__len__") and size < len(data):
         # Spread evenly: what is sorted by class is not cut off then.
         data = Subset(data, [n * len(data) // size for n in range(size)])
@@ -344,7 +339,7 @@ def samples_of(
         minibatch_size=settings.samples_at_once,
         shuffle=training and settings.shuffle,
         seed=settings.seed,
-        collate=collate,
+        collate=getattr(whole, "collate_fn", None),
         tells_epoch=training,
     )
     if not len(samples) and not own:
