@@ -85,7 +85,8 @@ def strategies(folder: Path) -> dict[str, Any]:
         """What each rank has at the end: loss, hash of the agreed weights, and bytes that it sent."""
 
         def rank_main(comm: Any) -> list[Any]:
-            about = FitSettings(strategy=make(lr=0.01), max_steps=STEPS, num_nodes=RANKS, **plain, **settings)
+            strategy = make(lr=0.01, weight_decay=0.0)
+            about = FitSettings(strategy=strategy, max_steps=STEPS, num_nodes=RANKS, **plain, **settings)
             result = Threads(comm).run_rank(comm.rank, about, should_stop=should_stop)
             return [result.val_loss, result.digest, result.bytes_sent]
 
@@ -93,7 +94,8 @@ def strategies(folder: Path) -> dict[str, Any]:
 
     x = torch.linspace(0, 40, 96 * 6).cos().view(96, 6)
     data = torch.utils.data.TensorDataset(x, x[:, :2] ** 2)
-    plain = {"num_epochs": None, "batch_size": 4, "minibatch_size": 2, "device": "cpu", "val_interval": 4}
+    plain = {"num_epochs": None, "batch_size": 4, "minibatch_size": 2, "val_interval": 4, "val_size": 96}
+    plain["device"] = "cpu"
     found = {}
     for name, make in STRATEGIES.items():
         kept, asked = {"save_dir": str(folder / name), "checkpoint_interval": 1}, count(1)

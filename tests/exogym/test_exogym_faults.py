@@ -76,6 +76,7 @@ def more_settings(chance: random.Random, make: Callable[..., Strategy]) -> dict[
     random_settings = {
         "check_interval": chance.choice([0, 1, 3, 100]),
         "H": chance.choice([1, 2, 3, 5, 8, 20]),
+        "weight_decay": 0.0,
         "outer_momentum": chance.choice([None, 0.0, 0.9]),
         "sparta_interval": chance.choice([1, 1, 2, 3, 7]),
         "quantization_bits": chance.choice([None, 4, 8]),
