@@ -140,7 +140,8 @@ def check_keys(what: str, keys: Iterable[str], known: Iterable[str], also: Itera
 
 
 def at_least(name: str, value: float, minimum: float) -> None:
-    """Raise SettingError if `value` is below `minimum`, or not finite."""
+    """Raise SettingError if `value` is no number, below `minimum`, or not finite."""
+    check_type(name, float, value)
     if not minimum <= value < math.inf:
         raise SettingError(f"{name} must be at least {minimum}, not {value}")
 

@@ -207,6 +207,8 @@ def as_real(tensor: Tensor) -> Tensor:
 
 def check_model(model: nn.Module) -> None:
     """Raise SettingError for a model that ranks cannot train together as it is."""
+    if not isinstance(model, nn.Module):
+        raise SettingError(f"the model must be a torch.nn.Module, not {model!r}")
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             what = f"{name or 'the model'} is a ScriptModule, which cannot be copied"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from numbers import Integral, Number
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -80,13 +80,13 @@ def loss_of(output: Any) -> tuple[Tensor, int | None]:
 
 
 def _weight_of(second: Any) -> int | None:
-    """Return the number of target tokens; None for what is no single number, as logits are. Raises SettingError."""
+    """Return the number of target tokens; None for logits, predictions and collections. Raises SettingError."""
     value = second
     if isinstance(second, Tensor):
         if second.dim() and (second.numel() > 1 or second.is_floating_point()):
             return None
         value = second if second.dim() else second.item()
-    elif not isinstance(second, Number):
+    elif isinstance(second, (Mapping, tuple, list)):
         return None
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
         what = f"the model returned {second!r} beside its loss, and that is no number of target tokens"

@@ -10,6 +10,7 @@ from exogym_toys import make_step
 
 from exogym import (
     AllReduceStrategy,
+    CommunicateOptimizeStrategy,
     DiLoCoStrategy,
     FedAvgStrategy,
     FitSettings,
@@ -296,6 +297,9 @@ def test_a_composition_is_recorded_as_before():
     [
         (lambda: OptimSpec(lr="0.1"), "lr must be a number, not '0.1'"),
         (lambda: OptimSpec(name="sgd", momentum=0.9, nesterov="no"), "nesterov must be True or False, not 'no'"),
+        (lambda: OptimSpec(betas=None), "each of betas must be a number, not None"),
+        (lambda: OptimSpec(betas=(0.9, "0.99")), "each of betas must be a number, not '0.99'"),
+        (lambda: CommunicateOptimizeStrategy(communication_modules=5), "must be a list of one at least"),
         (lambda: ScheduleSpec(warmup_steps=2.5), "warmup_steps must be a whole number, not 2.5"),
         (lambda: ScheduleSpec(min_ratio=True), "min_ratio must be a number, not True"),
         (lambda: SparseCommunicator(sparsification_rate="0.1"), "sparsification_rate must be a number, not '0.1'"),

@@ -50,7 +50,13 @@ def random_job(chance: random.Random) -> Job:
     warmup = chance.choice([0, 0, 3])
     make = STRATEGIES[chance.choice(list(STRATEGIES))]
     validation = chance.choice([0, 3, 7])
-    settings = {"lr": 0.05, "schedule": schedule, "warmup_steps": warmup, **more_settings(chance, make)}
+    settings = {
+        "lr": 0.05,
+        "schedule": schedule,
+        "warmup_steps": warmup,
+        "min_lr_ratio": 0.0,
+        **more_settings(chance, make),
+    }
     return Job(
         strategy=lambda: make(**settings),
         hosts=NAMES[: chance.randint(2, 5)],

@@ -4,6 +4,7 @@ import pickle
 from collections import OrderedDict, namedtuple
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from exogym_toys import STRATEGIES, Line, Points, Steps, join_batches, run_threads, train_node
@@ -35,6 +36,7 @@ HAVE_A_LOSS = {
     "a tensor": (LOSS, None),
     "a tensor of one number": (LOSS.view(1), None),
     "tokens": ((LOSS, 3), 3),
+    "tokens of numpy": ((LOSS, np.int64(3)), 3),
     "tokens in a tensor": ((LOSS, torch.tensor(3)), 3),
     "no tokens": ((LOSS.detach(), 0), 0),
     "a list": ([LOSS, 3], 3),
@@ -74,6 +76,9 @@ NO_LOSS = {
     "accuracy": ((LOSS, 0.875), "returned 0.875 beside its loss"),
     "accuracy in a tensor": ((LOSS, torch.tensor(1.0)), r"returned tensor.1.. beside its loss"),
     "a truth value": ((LOSS, True), "returned True beside its loss"),
+    "an array": ((LOSS, np.array(3)), r"returned array.3. beside its loss"),
+    "text": ((LOSS, "3"), "returned '3' beside its loss"),
+    "nothing beside": ((LOSS, None), "returned None beside its loss"),
     "a list of tokens": ((LOSS, torch.tensor([3])), r"returned tensor..3.. beside its loss"),
 }
 
@@ -131,6 +136,12 @@ def test_what_ranks_cannot_train_together_is_refused_by_name(kind):
     make, message = REFUSED[kind]
     with pytest.raises(SettingError, match=message):
         LocalTrainer(holding(make()), Points(8))
+
+
+@pytest.mark.parametrize("model", [None, lambda batch: batch])
+def test_what_is_no_module_is_refused(model):
+    with pytest.raises(SettingError, match=r"must be a torch.nn.Module, not"):
+        LocalTrainer(model, Points(8))
 
 
 def test_a_model_that_became_float64_later_is_refused_where_it_would_be_rounded():

@@ -27,8 +27,8 @@ class CommunicateOptimizeConfig(StrategyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.communication_modules:
-            raise SettingError("communication_modules is empty: give one module at least, as AveragingCommunicator()")
+        if not isinstance(self.communication_modules, (tuple, list)) or not self.communication_modules:
+            raise SettingError("communication_modules must be a list of one at least, as [AveragingCommunicator()]")
         for module in self.communication_modules:
             if not isinstance(module, CommunicationModule):
                 raise SettingError(f"communication_modules must hold objects of CommunicationModule, not {module!r}")

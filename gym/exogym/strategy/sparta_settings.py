@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exogym.config import check_type, one_of, setting
+from exogym.config import at_least, one_of, setting
 from exogym.errors import SettingError
 from exogym.strategy.diloco_settings import DiLoCoConfig, refuse_overlap
 from exogym.strategy.strategy_settings import StrategyConfig, register
@@ -52,7 +52,7 @@ class SPARTADiLoCoConfig(SPARTAConfig, DiLoCoConfig):
 
 def check_sparse(rate: float, method: str, bits: int | None, name: str) -> None:
     """Raise SettingError if these settings of a sparse average make no sense. name: that of the rate."""
-    check_type(name, float, rate)
+    at_least(name, rate, 0)
     if not 0 < rate <= 1:
         raise SettingError(f"{name} must be above 0 and at most 1, not {rate}")
     one_of("compression_method", method, COMPRESSION_METHODS)

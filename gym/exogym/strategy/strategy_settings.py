@@ -53,7 +53,9 @@ class OptimSpec:
         at_least("lr", self.lr, 0)
         at_least("weight_decay", self.weight_decay, 0)
         at_least("eps", self.eps, 0)
-        for value in (*self.betas, self.momentum):
+        betas = self.betas if isinstance(self.betas, (tuple, list)) else [self.betas]
+        for value in (*betas, self.momentum):
+            check_type("each of betas", float, value)
             if not 0 <= value < 1:
                 raise SettingError(f"betas and momentum must be in [0, 1), not {value}")
         if self.nesterov and not self.momentum:
