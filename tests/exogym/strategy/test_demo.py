@@ -112,7 +112,7 @@ def test_steps_are_those_of_the_paper(size):
 
     found = run_threads(size, rank_main)
     expected, deltas = Weights((8, 12)).all[0].detach().numpy().astype(float), [np.zeros((8, 12)) for _ in range(size)]
-    model, schedule = Weights((8, 12)), DeMoConfig(schedule="cosine", warmup_steps=2).schedule_spec()
+    model, schedule = Weights((8, 12)), DeMoConfig(schedule="cosine", warmup_steps=2, min_lr_ratio=0.1).schedule_spec()
     for step in range(steps):
         grads = []
         for rank in range(size):
