@@ -27,6 +27,7 @@ from exogym.config import check_keys, refuse
 from exogym.errors import SettingError
 from exogym.flat import check_model
 from exogym.logger import ConsoleLogger, Events, NullLogger
+from exogym.logger.run_files import logger_of
 from exogym.micro_batches import USAGE, Memory, Trial, samples_at_once
 from exogym.nodes import run_nodes
 from exogym.samplers.batches import BatchSource, DatasetBatches, DatasetSamples
@@ -34,7 +35,6 @@ from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import VAL_SIZE, FitSettings, fit_settings
 from exogym.state.checkpoint import Checkpoints
 from exogym.strategy.strategy import Strategy
-from exogym.strategy.upstream import logger_of
 from exogym.train_node import TrainNode, TrainResult
 
 # A dataset to share among ranks, a factory (rank, num_nodes, train_dataset) of each rank's own, or ready batches.
