@@ -154,15 +154,15 @@ def check_model(profile: Profile) -> None:
 
 def check_files(folder: Path) -> None:
     """Raises ModelError for a folder that is no whole model: without a tokenizer transformers loads an empty one."""
-    if is_adapter(folder):
-        remedy = f"Name its base model. Or make a whole model of it: multimac export {folder} --to transformers"
-        raise ModelError(f"{folder} is a LoRA adapter, and here a whole model is needed", remedy=remedy)
     try:
         found = {path.name for path in folder.iterdir() if path.is_file()}
         if evicted := [name for name in sorted(found) if is_evicted((folder / name).stat())]:
             raise ModelError(f"{folder / evicted[0]} is in iCloud only", remedy=download_remedy(folder))
     except OSError as error:
         raise ModelError(f"{folder}: {error.strerror}", remedy="Check its permissions.") from None
+    if ADAPTER_CONFIG in found:
+        remedy = f"Name its base model. Or make a whole model of it: multimac export {folder} --to transformers"
+        raise ModelError(f"{folder} is a LoRA adapter, and here a whole model is needed", remedy=remedy)
     for names in NEEDED:
         if not found & set(names):
             raise ModelError(f"{folder} has no {names[0]}", remedy=_where_to_find(names, folder))

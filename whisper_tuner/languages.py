@@ -45,7 +45,7 @@ def language_code(language: str | None) -> str:
         code = next((known[name] for name in spelled if name in known), "")
     if code not in LANGUAGES:
         what = f"unknown language '{language}'" if plain else "a multilingual Whisper needs a language"
-        raise ConfigError(what, remedy="Write a code, a locale or an English name, such as fr, fr-CA or French.")
+        raise ConfigError(what, remedy="Write a language's code, locale or English name, such as fr, fr-CA or French.")
     return code
 
 
