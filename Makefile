@@ -19,10 +19,12 @@ test: developer  ## all quick tests
 	@sh tools/runtimes.sh
 	$(PY) -m pytest -n 3 --dist loadgroup -m "not slow" --durations=15
 
-test-all: developer  ## every test, the long ones too
+test-long: developer  ## the long tests
 	@sh tools/system_packages.sh
 	@sh tools/runtimes.sh
-	FUZZ_EXAMPLES=500 FUZZ_FAULT_RUNS=300 $(PY) -m pytest -n 2 --dist loadgroup
+	FUZZ_EXAMPLES=500 FUZZ_FAULT_RUNS=300 $(PY) -m pytest -n 3 --dist loadgroup -m slow --durations=15
+
+test-all: test test-long  ## every test
 
 fuzz: developer  ## 5,000 runs with random faults, and 100,000 damaged files for those who read them (half an hour)
 	FUZZ_EXAMPLES=4000 FUZZ_FAULT_RUNS=5000 $(PY) -m pytest -q -n 2 --timeout=3600 tests/exogym/test_exogym_faults.py tests/fuzz
@@ -53,4 +55,4 @@ bench: developer  ## list the benchmarks
 	@ls benchmarks/*.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup developer demo test test-all fuzz check docs reference resolve lab lab-down bench
+.PHONY: help setup developer demo test test-long test-all fuzz check docs reference resolve lab lab-down bench
