@@ -22,6 +22,8 @@ _CODES = """
     th=tha tk=tuk tl=tgl,fil tr=tur tt=tat uk=ukr ur=urd uz=uzb,uzn vi=vie yi=yid,ydd,ji yo=yor zh=zho,chi,cmn
 """
 CODES = {other: group[:2] for group in _CODES.split() for other in group[3:].split(",")}
+GROUPS = {"zh": {"zh", "yue"}, "no": {"no", "nn"}}  # codes of groups, and the languages of them that Whisper knows
+REGIONS = {"chn", "twn", "hkg", "mac", "sgp", "mys"}  # of Chinese; that of Norwegian, nor, is also its language
 NAMES = {"farsi": "fa", "filipino": "tl", "chinese cantonese": "yue", "norwegian nynorsk": "nn"}
 # Kinds of languages: Whisper has no codes for these.
 KINDS = r"\b(american|bokm[aå]l|brazilian|british|canadian|european|mandarin|modern|simplified|standard|traditional)\b"
@@ -36,12 +38,15 @@ def language_code(language: str | None) -> str:
 
     plain = (language or "").strip().strip("<|>").lower()
     if tag := TAG.fullmatch(plain):
-        # A second part of three letters names one language of a group: zh-yue. Of two or four it is a region or script.
-        named = next((part for part in re.split("[-_]", tag[2]) if len(part) == 3 and part.isalpha()), tag[1])
-        code = CODES.get(named, named)
+        code = CODES.get(tag[1], tag[1])
+        # Behind the name of a group three letters are one of its languages, as in zh-yue; else they are a region.
+        third = next((part for part in re.split("[-_]", tag[2]) if len(part) == 3 and part.isalpha()), "")
+        if code in GROUPS and third and third not in REGIONS:
+            code = CODES.get(third, third) if CODES.get(third, third) in GROUPS[code] else ""
     else:
         known, outside = TO_LANGUAGE_CODE | NAMES, re.sub(r"\(.*?\)", "", plain)  # without what is in brackets
-        spelled = (" ".join(re.findall(r"[^\W\d_]+", text)) for text in (plain, outside, re.sub(KINDS, "", outside)))
+        texts = (plain, re.sub(KINDS, "", plain), outside, re.sub(KINDS, "", outside))
+        spelled = (" ".join(re.findall(r"[^\W\d_]+", text)) for text in texts)
         code = next((known[name] for name in spelled if name in known), "")
     if code not in LANGUAGES:
         what = f"unknown language '{language}'" if plain else "a multilingual Whisper needs a language"

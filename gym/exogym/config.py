@@ -151,6 +151,7 @@ def check_type(name: str, hint: Any, value: Any) -> None:
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if any(kind not in (*TYPES, types.NoneType) for kind in kinds):
         return
+    value = value.item() if type(value).__name__ == "bool_" else value  # of numpy, which is not imported for it
     is_number = not isinstance(value, bool)
     as_number = {int: is_number and isinstance(value, Integral), float: is_number and isinstance(value, Real)}
     if not any(as_number.get(kind, isinstance(value, kind)) for kind in kinds):

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from numbers import Integral
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +61,9 @@ class Forward:
             output = self._model(batch)
             loss, weight = loss_of(output)
         found = output.get("accuracy") if isinstance(output, Mapping) else getattr(output, "accuracy", None)
-        self.accuracy = None if found is None else float(found)
+        # Of validations only: to read it waits for the device.
+        is_figure = isinstance(found, Real) or (isinstance(found, Tensor) and found.numel() == 1)
+        self.accuracy = float(cast(Any, found)) if is_figure and not torch.is_grad_enabled() else None
         return loss, float(samples if weight is None else weight), samples
 
 

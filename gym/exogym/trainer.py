@@ -313,10 +313,11 @@ def call_factory(factory: Callable[..., Any], rank: int, num_nodes: int, trainin
     except ValueError:  # not every function that is written in C tells
         return factory(*places, training)
     found = declared.parameters.values()
-    flags = {
-        p.name: KIND_OF_DATA.fullmatch(p.name) for p in found if p.default is p.empty or isinstance(p.default, bool)
-    }
-    last = {name: training is bool(kind["trains"]) for name, kind in flags.items() if kind}
+    bound = getattr(factory, "keywords", {})  # of a functools.partial
+    told = [p for p in found if p.name not in bound and (p.default in (p.empty, None) or isinstance(p.default, bool))]
+    flags = [(p, kind) for p in told if (kind := KIND_OF_DATA.fullmatch(p.name))]
+    needed = [(p, kind) for p, kind in flags if p.default is p.empty] or flags[:1]
+    last = {p.name: training is bool(kind["trains"]) for p, kind in needed}
     if not last and any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found):
         last = {"train_dataset": training}
     for args, kwargs in (((), names | last), (places, last), ((*places, *last.values()), {})):

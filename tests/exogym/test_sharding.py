@@ -328,3 +328,17 @@ def test_sizes_that_a_source_of_batches_would_not_use():
     source = ElasticSampler(DatasetSamples(Points(4), batch_size=2), ["rank0"], "rank0")
     with pytest.raises(SettingError, match="ElasticSampler makes its own batches: minibatch_size would not be used"):
         LocalTrainer(Line(), source).fit(AllReduceStrategy(), minibatch_size=1, device="cpu")
+
+
+def test_only_the_kind_of_data_is_told_to_a_factory():
+    """Not a second flag, nor one that a partial has set; and None is no kind."""
+
+    def two(rank, num_nodes, train_dataset, test=False):
+        return train_dataset, test
+
+    def unset(rank, num_nodes, train=None):
+        return train
+
+    assert [call_factory(two, 0, 1, training) for training in (True, False)] == [(True, False), (False, False)]
+    assert [call_factory(unset, 0, 1, training) for training in (True, False)] == [True, False]
+    assert call_factory(functools.partial(unset, train=True), 0, 1, False) is True

@@ -108,7 +108,7 @@ COSINE = {"lr_scheduler": "lambda_cosine", "lr_scheduler_kwargs": {"warmup_steps
     [
         (SimpleReduceStrategy, {"optim_spec": ADAMW, "max_norm": None}, {"inner_optim": ADAMW, "max_norm": None}),
         (DiLoCoStrategy, {"inner_optim_spec": ADAMW, "outer_optim_spec": None}, {"inner_optim": ADAMW}),
-        (FedAvgStrategy, {"inner_optim_spec": "AdamW", "H": 3}, {"inner_optim": OptimSpec("adamw"), "H": 3}),
+        (FedAvgStrategy, {"inner_optim_spec": "AdamW", "H": 3}, {"inner_optim": "adamw", "H": 3}),
         (FedAvgStrategy, {"optim_spec": None}, {"inner_optim": "adamw"}),
         (SPARTADiLoCoStrategy, {"inner_optim_spec": ADAMW, "outer_optim_spec": ADAMW}, {"outer_optim": ADAMW}),
         (SPARTAStrategy, {"optim_spec": ADAMW, "async_sparta_delay": 0}, {"inner_optim": ADAMW}),

@@ -15,7 +15,7 @@ import soundfile
 from whisper_tuner.data.audio import REFUSED, SAMPLE_RATE, load_audio, mono, opened, parts
 from whisper_tuner.data.audio_check import SHORTEST_S
 from whisper_tuner.data.formats.rows import ID_COLUMNS, AudioNames, BadRow, Cells, Part, Row, cell
-from whisper_tuner.data.formats.times import DIFFERENT_S, OVERHANG_S, TIME_COLUMNS, is_whole, span_of
+from whisper_tuner.data.formats.times import DIFFERENT_S, NO_TIME, OVERHANG_S, TIME_COLUMNS, is_whole, span_of
 from whisper_tuner.errors import TunerError
 from whisper_tuner.files import atomic_path
 from whisper_tuner.problems import Kind
@@ -104,7 +104,8 @@ class Cutter:
         if not path.is_file():
             raise BadRow(Kind.NO_AUDIO, f"no such audio file: {path}")
         if seconds is None:
-            raise BadRow(Kind.DURATION, "its row says where its clip begins, but neither its end nor its duration")
+            what = "its row says where its clip begins, but neither its end nor its duration"
+            raise BadRow(Kind.DURATION, f"{what}; {NO_TIME}")
         if not (start >= 0 and seconds >= SHORTEST_S):
             raise BadRow(Kind.DURATION, f"a clip that begins at {start:g} s and lasts {seconds:g} s")
         self._check_length(path.name, seconds)
@@ -112,9 +113,9 @@ class Cutter:
         if self._there(clip):
             return clip
         recording = self._recording(path)
+        if start and is_whole(start, seconds, recording.seconds):
+            return path
         if start + max(seconds - OVERHANG_S, SHORTEST_S) > recording.seconds:
-            if is_whole(start, seconds, recording.seconds):
-                return path
             ends = f"{path.name} ends at {recording.seconds:.2f} s"
             raise BadRow(Kind.TRUNCATED, f"its clip ends at {start + seconds:.2f} s, but {ends}")
         try:

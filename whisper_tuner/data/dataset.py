@@ -6,6 +6,7 @@ all is an error.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -22,6 +23,7 @@ from whisper_tuner.data.formats.rows import (
     LANGUAGE_COLUMNS,
     SPEAKER_COLUMNS,
     TIMED_COLUMNS,
+    UNLIKE,
     AudioNames,
     BadRow,
     Cells,
@@ -30,6 +32,7 @@ from whisper_tuner.data.formats.rows import (
     Reading,
     Row,
     cell,
+    closeness,
 )
 from whisper_tuner.data.formats.times import OTHER_S, agree, is_whole, span_of
 from whisper_tuner.errors import ConfigError, DataError
@@ -132,7 +135,7 @@ class PartReader:
         self._names = AudioNames((part.folder, *part.beside), part.bounds) if index is not None else None
         self._max_duration_s, self._no_speech = max_duration_s, no_speech
         self._ids = ClipIds()
-        self._claimed: set[str] | None = None  # the names in all rows
+        self._closest: dict[Path, int] | None = None  # how closely any row names a file
         self._seen: dict[str, tuple[str, str]] = {}  # where a file was used, and its text
         self._retold = 0  # rows that give such a file another text
         self._untimed: dict[str, list[int]] = {}  # lines, by why their times are not used
@@ -184,18 +187,24 @@ class PartReader:
             if not self._names:
                 return self._part.folder / expanded(name)
             found = self._names.find(name)
-            if found.name != Path(name).name and self._is_of_another_row(found):
+            if closeness(name, found) and self._is_of_another_row(name, found):
                 return BadRow(Kind.NO_AUDIO, f"there is no {name}, and {found.name} is another row's")
             return found
         except BadRow as reason:
             return reason
 
-    def _is_of_another_row(self, found: Path) -> bool:
-        """Tell whether a file that was found under another name than a row's is there because another row names it."""
-        if self._claimed is None:  # read only now: most data sets name their files as they are
-            cells = [row.cells for row in self._part.rows() if not isinstance(row.cells, BadRow)]
-            self._claimed = {cell(each, self._part.reading.audio_names).lstrip("./") for each in cells}
-        return any("/".join(found.parts[first:]) in self._claimed for first in range(len(found.parts)))
+    def _is_of_another_row(self, name: str, found: Path) -> bool:
+        """Tell whether another row, of whatever part, names more closely the file that was found for this name."""
+        if self._closest is None:  # read only now: most data sets name their files as they are
+            self._closest = {}
+            names = AudioNames((self._part.folder, *self._part.beside), self._part.bounds)
+            for row in (self._part.all_rows or self._part.rows)():
+                with contextlib.suppress(BadRow):
+                    if isinstance(row.cells, BadRow) or not (other := cell(row.cells, self._part.reading.audio_names)):
+                        continue
+                    file = names.find(other)
+                    self._closest[file] = min(closeness(other, file), self._closest.get(file, UNLIKE))
+        return self._closest.get(found, UNLIKE) < closeness(name, found)
 
     def _sample(self, row: Row, audio: Path | BadRow) -> Sample:
         cells, index = row.cells, self._index

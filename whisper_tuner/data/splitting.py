@@ -19,7 +19,9 @@ FEW = 100  # clips of a test set
 OFF = 2.0
 # Of the other clips: if more of them have sentences of the part split off, all have about the same ones, as commands.
 MOST_LEFT_OUT = 0.2
-CUT = re.compile(r"(.+)-\d{8}")  # an id of what was cut from a longer recording: its name and the time, see cutting.py
+# What was cut from a longer recording has for its id the recording's name and the time; its file's name, see
+# `flac_of`, has the seconds, too, and a digest that tells recordings of one name apart.
+CUT, CUT_FILE = re.compile(r"(.+)-\d{8}"), re.compile(r"(.+)-\d{8}-\d{5,}(-[0-9a-f]{8}\.flac)")
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ def repeated_note(train: Manifest, other: Manifest) -> str:
 
 
 def _recording(sample: Sample) -> str:
+    if file := CUT_FILE.fullmatch(sample.audio.name):
+        return file[1] + file[2]
     found = CUT.fullmatch(sample.id)
     return found[1] if found else ""
 

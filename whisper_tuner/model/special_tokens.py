@@ -67,7 +67,7 @@ def _leave_out_heads(name: str | Path, model: WhisperForConditionalGeneration) -
     settings: Any = model.generation_config
     heads = getattr(settings, "alignment_heads", None) or []
     layers, width = model.config.decoder_layers, model.config.decoder_attention_heads
-    if odd := [[layer, head] for layer, head in heads if layer >= layers or head >= width]:
+    if odd := [[layer, head] for layer, head in heads if not (0 <= layer < layers and 0 <= head < width)]:
         settings.alignment_heads = [each for each in heads if list(each) not in odd] or None
         what = f"{name}: left out alignment_heads of another model ({odd[0]} of {layers} layers with {width} heads)"
         logging.getLogger(__name__).warning(f"{what}; times of words may be wrong")

@@ -75,7 +75,8 @@ def strategy_settings(who: str, given: Mapping[str, Any], known: Sequence[str]) 
             settings[name] = value
     for key, value in settings.items():
         if key.endswith("_optim") and isinstance(value, str) and value not in OPTIMIZERS and value.lower() in BY_NAME:
-            settings[key] = OptimSpec.from_string(value)
+            name = value.lower()
+            settings[key] = name if name in OPTIMIZERS else OptimSpec.from_string(name)
     if settings.get("schedule") != "lambda_cosine":
         refuse('without lr_scheduler="lambda_cosine"', lr_scheduler_kwargs=numbers or None)
         return settings
@@ -114,5 +115,7 @@ def fit_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
         rounds = getattr(settings.get("strategy"), "config", None)
         settings.setdefault("log_correlation", max(1, interval // getattr(rounds, "steps_in_round", 1)))
     if settings.get("max_steps") is not None:
-        settings["num_epochs"] = None  # it alone says how long
+        if settings.get("num_epochs") is not None:
+            warnings.warn("num_epochs has no effect beside max_steps, as at upstream", stacklevel=4)
+        settings["num_epochs"] = None
     return settings

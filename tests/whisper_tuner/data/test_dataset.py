@@ -117,7 +117,9 @@ def test_parts_of_a_recording_are_not_trained_as_the_whole_for_want_of_a_known_c
     with pytest.raises(DataError, match=r"1 row with a recording of an earlier one, and another text\n.*start and end"):
         load_manifest(manifest(folder, f"audio,von,bis,text\n{rows}"))
     loaded = load_manifest(manifest(folder, f"audio,von,end,text\n{rows}"))
-    assert {p.what for p in loaded.problems} == {"its row says where it ends, but not where it begins"}
+    assert {p.what for p in loaded.problems} == {
+        "its row says where it ends, but not where it begins; rename the column if it is no time"
+    }
 
 
 def test_a_written_manifest_reads_back_the_same(folder):

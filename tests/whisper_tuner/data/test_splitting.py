@@ -64,6 +64,14 @@ def test_clips_of_one_recording_stay_together():
     assert done.by == "recording" and apart(done, lambda item: item.id.rpartition("-")[0])
 
 
+def test_a_recording_is_known_by_the_names_of_its_clips_whatever_their_ids():
+    """An id column may name the recording: then its first clip keeps that for its id."""
+    names = [f"talk{n % 20}-{n:08d}-02000-{n % 20:08x}.flac" for n in range(200)]
+    samples = [sample(n, f"Sentence {n}", audio=Path("audio") / name) for n, name in enumerate(names)]
+    done = split(samples, BOTH)
+    assert done.by == "recording" and apart(done, lambda item: item.audio.name.partition("-")[0])
+
+
 @pytest.mark.parametrize("clips", [0, 1, 2])
 def test_too_few_texts_are_refused(clips):
     with pytest.raises(ValueError, match=f"{clips} different texts are too few"):

@@ -83,7 +83,8 @@ def part_of(path: Path, reading: Reading = AS_IT_IS, kind: str = "train") -> Par
 
 def no_part(path: Path, kind: str, found: Parts) -> DataError:
     what = f"{path} has no part for {kind}; it has {', '.join(found)}"
-    return DataError(what, remedy="Name the file or the folder of one part.")
+    remedy = f"Write {kind} in its column of parts, or rename that column."
+    return DataError(what, remedy=remedy if path.is_file() else "Name the file or the folder of one part.")
 
 
 def kinds_inside(path: Path, reading: Reading = AS_IT_IS) -> list[str]:
@@ -94,23 +95,26 @@ def kinds_inside(path: Path, reading: Reading = AS_IT_IS) -> list[str]:
 
 def _divided(part: Part, kind: str, *, is_alone: bool) -> Parts:
     """Divide a part by its column for that; if it is not alone, leave out the rows of other parts. Raises DataError."""
-    if not (column := next((name for name in SPLIT_COLUMNS if name in part.columns), "")):
+    if not (columns := [name for name in SPLIT_COLUMNS if name in part.columns]):
         return {kind: part}
 
     def word(cells: Cells) -> str:
         return str(cells.get(column) or "").strip()
 
-    rows = Counter(word(row.cells) for row in part.rows() if not isinstance(row.cells, BadRow))
-    kinds = {told: kind_of_folder(told) for told in rows}
+    for column in columns:  # noqa: B007 - the first that names parts, else the last
+        rows = Counter(word(row.cells) for row in part.rows() if not isinstance(row.cells, BadRow))
+        kinds = {told: kind_of_folder(told) for told in rows}
+        if any(kinds.values()):
+            break
     told = ", ".join(f"{count:,} {told or '(nothing)'}" for told, count in rows.most_common(SHOWN))
     known = [name for name in KIND_NAMES if name in kinds.values()]
-    if column == "split" and len(rows) > 1 and not known:
-        what = f"{part.path}: its column split says {told}, and none of this is the name of a part"
+    if "split" in columns and len(rows) > 1 and not known:
+        what = f"{part.path}: its column {column} says {told}, and none of this is the name of a part"
         raise DataError(what, remedy="Write train, validation or test there; rename it to train on all rows.")
     if not known or (kind not in ("train", *known) and not is_alone):  # what to measure with is the user's choice
         return {kind: part}
     parts, notes = known if is_alone else [kind], part.notes
-    if len(rows) > 1:
+    if {*kinds.values()} != {kind}:
         left = "; other rows are not used" * ({*kinds.values()} != {*parts})
         notes += (f"{part.path.name}: rows are for {' or '.join(parts)} by their column {column} ({told}){left}",)
 
@@ -127,7 +131,7 @@ def _subtitles_say_all(place: Place, reading: Reading) -> bool:
         for row in (row for part in layout.parts(place, reading).values() for row in part.rows()):
             if not isinstance(row.cells, BadRow):
                 found.setdefault(str(row.cells["audio"]), []).extend(str(row.cells["text"]).split())
-    return all(said[subtitles].get(audio) == words for audio, words in said[pairs].items())
+    return all(said[subtitles].get(audio, []) == words for audio, words in said[pairs].items())
 
 
 def _unknown(place: Place, what: str) -> DataError:

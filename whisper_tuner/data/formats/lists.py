@@ -14,7 +14,17 @@ from pathlib import Path
 
 from whisper_tuner.data.formats import subtitles, table
 from whisper_tuner.data.formats.place import KIND_OF, Place, first_line, read_text
-from whisper_tuner.data.formats.rows import USUAL_FOLDERS, BadRow, Cells, Part, Parts, Reading, Row, check_columns
+from whisper_tuner.data.formats.rows import (
+    SPLIT_COLUMNS,
+    USUAL_FOLDERS,
+    BadRow,
+    Cells,
+    Part,
+    Parts,
+    Reading,
+    Row,
+    check_columns,
+)
 from whisper_tuner.errors import DataError
 from whisper_tuner.files import AUDIO_SUFFIXES
 from whisper_tuner.problems import Kind
@@ -62,6 +72,7 @@ def part(path: Path, reading: Reading) -> Part:
             notes = notes if reading.text_column else [*notes, PRINTED]
             audio, words = reading.audio_column or "2", reading.text_column or "3"
             reading = replace(reading, delimiter="tab", audio_column=audio, text_column=words)
+            return table.part_of(path, text, encoding, notes, reading, quoted=False)
         return table.part_of(path, text, encoding, notes, reading)
     in_list = LIST.match(text) is not None
     rows = _listed if in_list else _lines
@@ -71,7 +82,7 @@ def part(path: Path, reading: Reading) -> Part:
             names, odd = list(row.cells), ""
             break
         odd = odd or str(row.cells)
-    if LABEL_STUDIO.issubset(names):
+    if LABEL_STUDIO.issubset(names) and not table.names_both(names, reading):
         what = f"{path} is what Label Studio exports as JSON"
         raise DataError(what, remedy="Export JSON-MIN or CSV, and write your files' names for its /data/upload/... .")
     check_columns(path, names, reading, odd)
@@ -84,7 +95,7 @@ def part(path: Path, reading: Reading) -> Part:
         reading=reading,
         facts={"encoding": encoding, "keys": ", ".join(names)},
         notes=tuple(notes),
-        columns=tuple(names),
+        columns=(*names, *(name for name in SPLIT_COLUMNS if name not in names and f'"{name}"' in text.lower())),
     )
 
 

@@ -5,7 +5,7 @@ LibriTTS has two, a.original.txt and a.normalized.txt, in which numbers are word
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -23,7 +23,7 @@ def recognises(place: Place) -> bool:
     if place.is_file:
         return place.path.suffix.lower() in AUDIO_SUFFIXES and place.path.with_suffix(TEXT).is_file()
     audio = {file.with_suffix("") for file in place.files if file.suffix.lower() in AUDIO_SUFFIXES}
-    return any(_recording(file) in audio for file in place.named(f"*{TEXT}"))
+    return any(_recording(file, audio) in audio for file in place.named(f"*{TEXT}"))
 
 
 def parts(place: Place, reading: Reading) -> Parts:
@@ -35,10 +35,10 @@ def parts(place: Place, reading: Reading) -> Parts:
     return parts_by_folder(place, ours, partial(_part, place.path, reading))
 
 
-def _recording(file: PurePosixPath) -> PurePosixPath:
-    """The name without what stands behind it, of a recording or its text."""
-    whole = file.with_suffix("")
-    return whole.with_suffix("") if file.name.endswith(NORMALIZED) else whole
+def _recording(text: PurePosixPath, recordings: Container[PurePosixPath]) -> PurePosixPath:
+    """Return the name of the recording that a text belongs to, without its extension."""
+    whole = text.with_suffix("")
+    return whole.with_suffix("") if text.name.endswith(NORMALIZED) and whole not in recordings else whole
 
 
 def _part(root: Path, reading: Reading, path: Path, files: Sequence[PurePosixPath]) -> Part:
@@ -55,8 +55,10 @@ def _part(root: Path, reading: Reading, path: Path, files: Sequence[PurePosixPat
 
 def _rows(root: Path, files: Sequence[PurePosixPath], reading: Reading) -> Iterator[Row]:
     groups: dict[PurePosixPath, list[PurePosixPath]] = {}
+    audio_names = {file.with_suffix("") for file in files if file.suffix.lower() != TEXT}
     for file in files:
-        groups.setdefault(_recording(file), []).append(file)
+        is_text = file.suffix.lower() == TEXT
+        groups.setdefault(_recording(file, audio_names) if is_text else file.with_suffix(""), []).append(file)
     for name, group in groups.items():
         texts = [file for file in group if file.suffix.lower() == TEXT]
         audio = [file for file in group if file not in texts]

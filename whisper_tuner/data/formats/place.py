@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -92,19 +92,6 @@ def first_line(path: Path) -> str:
     return next(iter(text.splitlines()), "")
 
 
-def by_kind(files: Iterable[PurePosixPath]) -> tuple[dict[str, list[PurePosixPath]], list[PurePosixPath]]:
-    """Files by the part that their uppermost folder names, such as train/ or dev-clean/; and those outside of any."""
-    kinds: dict[str, list[PurePosixPath]] = {}
-    others = []
-    for file in files:
-        kind = kind_of_folder(file.parts[0]) if len(file.parts) > 1 else None
-        if kind:
-            kinds.setdefault(kind, []).append(file)
-        else:
-            others.append(file)
-    return kinds, others
-
-
 def parts_by_folder(
     place: Place,
     files: Sequence[PurePosixPath],
@@ -112,19 +99,28 @@ def parts_by_folder(
     *,
     with_others: bool = True,
 ) -> Parts:
-    """Make parts by the folders train/, dev/ and test/ where there is a train/; else one. Each has a path, and files.
+    """Make parts by the folders train/, dev/ and test/; one, where there is none of them. Each has a path, and files.
 
-    Several of one kind, such as train-clean-100 and train-clean-360, are one part. with_others: what is outside of
-    these folders is trained on, too; else it is not used.
+    They may lie in one folder below the place. Several of one kind, such as train-clean-100 and train-clean-360, are
+    one part. with_others: what is outside of these folders is trained on, too; else it is not used.
     """
-    kinds, others = by_kind(files)
-    if "train" not in kinds:
+    parents = [file.parent.parts for file in files]
+    shared = PurePosixPath(os.path.commonpath([str(file.parent) for file in files])).parts if files else ()
+    depth = next((at for at, name in enumerate(shared) if kind_of_folder(name)), len(shared))
+    kinds: dict[str, list[PurePosixPath]] = {}
+    others = []
+    for file, folders in zip(files, parents, strict=True):
+        kind = kind_of_folder(folders[depth]) if len(folders) > depth else None
+        kinds.setdefault(kind, []).append(file) if kind else others.append(file)
+    if not kinds:
         return {"train": part(place.path, files)}
-    notes = {} if with_others else {f"{file.parts[0]} is no part, and not used": None for file in others}
-    kinds["train"] = [*(others if with_others else ()), *kinds["train"]]
+    named = [PurePosixPath(*file.parts[: depth + 1]) for file in others]
+    notes = {} if with_others else {f"{name} is no part, and not used": None for name in named}
+    if with_others and others:
+        kinds["train"] = [*others, *kinds.get("train", ())]
     parts = {}
     for kind, found in kinds.items():
-        names = list(dict.fromkeys(file.parts[0] for file in found))
+        names = [str(name) for name in dict.fromkeys(PurePosixPath(*file.parts[: depth + 1]) for file in found)]
         one = part(place.path / names[0] if len(names) == 1 else place.path, found)
         facts = {} if with_others else {"subsets": ", ".join(names)}
         parts[kind] = replace(one, facts={**facts, **one.facts}, notes=(*notes, *one.notes))
@@ -132,7 +128,9 @@ def parts_by_folder(
 
 
 def kind_of_folder(name: str) -> str | None:
-    return KIND_OF.get(re.split(r"[-_. ]", name.lower())[0])
+    """Return the part that a name such as dev-clean, test1 or trainset begins with; None for one of two, train_dev."""
+    found = [KIND_OF.get(re.sub(r"(set)?\d?$", "", piece)) for piece in re.split(r"[-_. ]", name.lower())]
+    return found[0] if found[0] and len({*found} - {None}) == 1 else None
 
 
 def read_text(path: Path, reading: Reading) -> tuple[str, str, list[str]]:

@@ -151,6 +151,17 @@ def _difference(name: str, file: str) -> str:
     return f"with {Path(name).suffix}, not {suffix}" if is_audio(Path(name)) else f"without {suffix}"
 
 
+UNLIKE = 2
+
+
+def closeness(name: str, file: Path) -> int:
+    """Return 0 for the file's own name, 1 for it in other letters or without its extension, UNLIKE for another one."""
+    own = Path(name.replace("\\", "/")).name
+    if own == file.name:
+        return 0
+    return 1 if _form(own).casefold() in (_form(file.name).casefold(), _form(file.stem).casefold()) else UNLIKE
+
+
 class _Listing:
     """The files of one folder. A name is compared in NFC: as it is, without its capitals, then without extensions."""
 
@@ -261,10 +272,12 @@ class Part:
     language: str = ""
     bounds: Bounds | None = None
     columns: tuple[str, ...] = ()
+    all_rows: Callable[[], Iterator[Row]] | None = None  # those of other parts too, if they stand in one list
 
     def only(self, kind_of: Callable[[Row], str | None], kind: str, notes: tuple[str, ...]) -> Part:
         """Return a part of the rows of one kind."""
-        return dataclasses.replace(self, rows=lambda: (r for r in self.rows() if kind_of(r) == kind), notes=notes)
+        own = lambda: (row for row in self.rows() if kind_of(row) == kind)  # noqa: E731
+        return dataclasses.replace(self, rows=own, notes=notes, all_rows=self.all_rows or self.rows)
 
 
 Parts = dict[str, Part]

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from whisper_tuner.data.formats.place import Place, first_line, parts_by_folder, read_bytes, read_text
-from whisper_tuner.data.formats.rows import BadRow, Part, Parts, Reading, Row
+from whisper_tuner.data.formats.rows import AUDIO_COLUMNS, BadRow, Part, Parts, Reading, Row
 from whisper_tuner.errors import DataError
 from whisper_tuner.files import AUDIO_SUFFIXES, is_audio
 from whisper_tuner.problems import Kind
@@ -25,6 +25,7 @@ from whisper_tuner.timed_text import Said, timed_text_of, without_overlaps
 
 LONGEST_S = 30.0  # what Whisper hears at once
 LONGEST_GAP_S = 1.0  # in a longer one something may be said that no cue has
+ROLLING_S = 0.1  # how long such captions show a line alone
 SAME_S = 0.5  # between the times of two files of one recording
 WHY_CUT = "its clips are parts of long recordings"
 TIME = r"(?:(\d+):)?(\d{1,2}):(\d{1,2})[.,](\d{1,3})"
@@ -88,7 +89,7 @@ def whisper_json(text: str) -> Iterator[Found]:
         try:
             times = one["offsets"] if "offsets" in one else {"from": 1000 * one["start"], "to": 1000 * one["end"]}
             yield from _timed(times["from"] / 1000, times["to"] / 1000, [one["text"]], 1)
-        except (TypeError, KeyError, AttributeError):
+        except (TypeError, KeyError, AttributeError, OverflowError):
             yield 1, BadRow(Kind.COLUMNS, f"segment {number} has no start, end and text")
 
 
@@ -96,8 +97,11 @@ def _segments(text: str | bytes) -> list[Any] | None:
     """The segments of a JSON of Whisper's; None in any other."""
     with contextlib.suppress(ValueError):
         whole = parse_json(text)
-        found = whole.get("segments", whole.get("transcription")) if isinstance(whole, dict) else None
-        return found if isinstance(found, list) else None
+        if not isinstance(whole, dict) or set(whole) & set(AUDIO_COLUMNS):  # a row of a list of recordings
+            return None
+        found = whole.get("segments", whole.get("transcription"))
+        if isinstance(found, list) and all(isinstance(one, dict) and "text" in one for one in found):
+            return found if found or {"text", "result"} & set(whole) else None
     return None
 
 
@@ -242,7 +246,8 @@ def _without_rolling(found: Sequence[Cue]) -> list[Cue]:
     before: tuple[str, ...] = ()
     for cue in sorted(found, key=lambda cue: cue.start):
         lines = cue.lines
-        if kept and lines[0] == before[-1] and cue.start - kept[-1].end <= LONGEST_GAP_S:
+        is_rolling = len(lines) > 1 or cue.end - cue.start < ROLLING_S  # else somebody says it once more
+        if kept and lines[0] == before[-1] and cue.start - kept[-1].end <= LONGEST_GAP_S and is_rolling:
             lines = lines[1:]
         before = cue.lines
         if lines:

@@ -31,8 +31,13 @@ Records = Iterator[tuple[int, "list[str] | BadRow"]]
 """Each with the line where it begins."""
 
 
-def part_of(path: Path, text: str, encoding: str, notes: Sequence[str], reading: Reading) -> Part:
-    """Raises DataError where nobody can tell which column is audio and which text."""
+def part_of(
+    path: Path, text: str, encoding: str, notes: Sequence[str], reading: Reading, *, quoted: bool | None = None
+) -> Part:
+    """Read a table; quoted: whether quotes stand around cells, if that is known.
+
+    Raises DataError where nobody can tell which column is audio and which text.
+    """
     lines = list(io.StringIO(text, newline=""))
     folders = (path.parent, *(path.parent / name for name in USUAL_FOLDERS), path.parent / "audio" / path.stem)
     told, notes = DELIMITERS.get(reading.delimiter), list(notes)
@@ -42,7 +47,7 @@ def part_of(path: Path, text: str, encoding: str, notes: Sequence[str], reading:
         marks, lines = [said[1]], ["\n", *lines[1:]]
     firsts = {}
     for mark in marks:
-        _, first = next(_records(lines, mark), (1, []))
+        _, first = next(_records(lines, mark, quoted=quoted is not False), (1, []))
         if isinstance(first, BadRow):
             raise DataError(f"{path} line 1: {first}", remedy="Check the quotes of its header.")
         firsts[mark] = [name.strip().lower() for name in first]
@@ -50,14 +55,15 @@ def part_of(path: Path, text: str, encoding: str, notes: Sequence[str], reading:
     if has_header := bool(delimiter):
         columns = firsts[delimiter]
     else:
-        found = _without_header(path, lines, firsts, reading, AudioNames(folders))
+        found = _without_header(path, lines, firsts, reading, AudioNames(folders), quoted=quoted is not False)
         delimiter, columns = found.delimiter, [str(number + 1) for number in range(found.width)]
         audio, words = str(found.audio + 1), str(found.text + 1)
         reading = replace(reading, audio_column=audio, text_column=words)
         notes.append(f"{path.name} has no header: column {audio} is audio, column {words} is text")
-    quoted = _has_quoting(lines, delimiter, len(columns))
-    if not quoted:
-        notes.append(f"{path.name}: quotes are not closed, so they are read as part of the text")
+    if quoted is None:
+        quoted = _has_quoting(lines, delimiter, len(columns))
+        if not quoted:
+            notes.append(f"{path.name}: quotes are not closed, so they are read as part of the text")
     used = (*reading.audio_names, *reading.text_names)
     facts = {
         "encoding": encoding,
@@ -111,7 +117,9 @@ def _has_quoting(lines: Sequence[str], delimiter: str, width: int) -> bool:
     """Tables with tabs or bars are also written without any quoting: then a quote belongs to the text."""
     if delimiter not in "\t|" or not any('"' in line for line in lines):
         return True
-    if not any(isinstance(cells, BadRow) for _, cells in _records(lines, delimiter)):
+    records = [cells for _, cells in _records(lines, delimiter)]
+    is_line_each = len(records) == sum(bool(line.strip()) for line in lines)
+    if is_line_each and not any(isinstance(cells, BadRow) for cells in records):
         return True
     plain = _records(lines, delimiter, quoted=False)
     return not all(not isinstance(cells, BadRow) and len(cells) == width for _, cells in plain)
@@ -127,13 +135,19 @@ class _Columns(NamedTuple):
 
 
 def _without_header(
-    path: Path, lines: Sequence[str], firsts: Mapping[str, Sequence[str]], reading: Reading, names: AudioNames
+    path: Path,
+    lines: Sequence[str],
+    firsts: Mapping[str, Sequence[str]],
+    reading: Reading,
+    names: AudioNames,
+    *,
+    quoted: bool,
 ) -> _Columns:
     """Find the columns by what stands in the first records. Raises DataError where that is not plain."""
     whole: list[_Columns] = []
     missing: tuple[str, list[str]] | None = None
     for delimiter in firsts:
-        found = [cells for _, cells in islice(_records(lines, delimiter), LOOKED_AT)]
+        found = [cells for _, cells in islice(_records(lines, delimiter, quoted=quoted), LOOKED_AT)]
         records = [cells for cells in found if not isinstance(cells, BadRow)]
         if not records or (width := Counter(map(len, records)).most_common(1)[0][0]) < 2 or len(records[0]) != width:
             continue

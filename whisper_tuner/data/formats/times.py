@@ -17,6 +17,7 @@ OTHER_S = 0.1  # from which on two times are not the same one, rounded
 # A stated duration that differs by more from the measured one means another recording, or one cut short. One in whole
 # seconds may be rounded, up or down.
 DIFFERENT_S, DIFFERENT_WHOLE_S, DIFFERENT_SHARE = 0.5, 1.0, 0.1
+NO_TIME = "rename the column if it is no time"
 OVERHANG_S = 0.5  # a last part may end a little after its recording
 
 
@@ -26,7 +27,7 @@ def span_of(cells: Cells) -> tuple[float | None, float | None]:
     if end is None:
         return start, _stated(cells, DURATION_COLUMNS)
     if start is None:
-        raise BadRow(Kind.DURATION, "its row says where it ends, but not where it begins")
+        raise BadRow(Kind.DURATION, f"its row says where it ends, but not where it begins; {NO_TIME}")
     return start, end - start
 
 
@@ -37,7 +38,8 @@ def agree(stated: float, measured: float) -> bool:
 
 def is_whole(start: float, seconds: float, measured: float) -> bool:
     """Tell if a file is the clip itself: all of it is meant, or its row has the times in a recording elsewhere."""
-    return abs(seconds - measured) <= DIFFERENT_S and (start == 0 or start + seconds > measured + OVERHANG_S)
+    apart = abs(seconds - measured)
+    return apart <= OTHER_S or (apart <= DIFFERENT_S and (start == 0 or start + seconds > measured + OVERHANG_S))
 
 
 def _stated(cells: Cells, names: tuple[str, ...]) -> float | None:
@@ -52,7 +54,8 @@ def _stated(cells: Cells, names: tuple[str, ...]) -> float | None:
 def _seconds(column: str, text: str, scale: float) -> float:
     """Read `2.1`, `2,1`, `2.1 s`, `2100 ms`, `0:02` or `1:00:02,1`. scale: of a number without a unit."""
     if not (match := TIME.fullmatch(text.lower())):
-        raise BadRow(Kind.DURATION, f"{column} '{text[:40]}' is not a number of seconds")
+        other = "" if column.startswith(DURATION_COLUMNS) else f"; {NO_TIME}"
+        raise BadRow(Kind.DURATION, f"{column} '{text[:40]}' is not a number of seconds{other}")
     hours, minutes, number, unit = match.groups()
     if unit or minutes:
         scale = UNITS["_ms"] if unit == "ms" else 1.0

@@ -105,6 +105,8 @@ def test_a_table_with_tabs_may_be_without_any_quoting(tmp_path, clip):
     write(tmp_path / "list.tsv", 'audio\ttext\na.wav\t"Ja" sagte er\nb.wav\t"Nein\n\n')
     assert texts(tmp_path / "list.tsv") == {"a.wav": '"Ja" sagte er', "b.wav": '"Nein'}
     assert "quotes are not closed" in load_manifest(tmp_path / "list.tsv").notes[0]
+    write(tmp_path / "list.tsv", 'audio\ttext\tmore\na.wav\t"Ja\tone\nb.wav\tNein"\ttwo\n')
+    assert texts(tmp_path / "list.tsv") == {"a.wav": '"Ja', "b.wav": 'Nein"'}
 
 
 @pytest.mark.parametrize(
@@ -315,10 +317,10 @@ def test_kaldi(tmp_path, clip):
 def test_fleurs(tmp_path, clip):
     for kind, name in (("train", "104"), ("dev", "105")):
         clip(tmp_path / "en_us" / "audio" / kind / f"{name}.wav")
-        row = f'1904\t{name}.wav\tSay "yes", Anna.\tsay yes anna\ts a y | y e s | a n n a |\t8000\tFEMALE\n'
+        row = f'1904\t{name}.wav\t"Say" yes, Anna.\tsay yes anna\ts a y | y e s | a n n a |\t8000\tFEMALE\n'
         write(tmp_path / "en_us" / f"{kind}.tsv", row)
-    assert texts(tmp_path / "en_us") == {"104.wav": 'Say "yes", Anna.'}
-    assert texts(tmp_path / "en_us", kind="validation") == {"105.wav": 'Say "yes", Anna.'}
+    assert texts(tmp_path / "en_us") == {"104.wav": '"Say" yes, Anna.'}
+    assert texts(tmp_path / "en_us", kind="validation") == {"105.wav": '"Say" yes, Anna.'}
     assert texts(tmp_path / "en_us" / "train.tsv", Reading(text_column="4")) == {"104.wav": "say yes anna"}
     assert "text_column = 4" in load_manifest(tmp_path / "en_us").notes[0]
 
@@ -644,7 +646,8 @@ def test_times_that_a_file_cannot_be_cut_by(tmp_path, clip):
     path = write(tmp_path / "list.csv", "\n".join(["audio,start,end,text", *good, *bad]))
     [train] = import_source(path, tmp_path / "out")
     assert [sample.text for sample in train.samples] == ["one", "two"]
-    assert [problem.what for problem in train.problems] == list(bad.values())
+    told = [problem.what.removesuffix("; rename the column if it is no time") for problem in train.problems]
+    assert told == list(bad.values())
     path = write(tmp_path / "two.csv", "audio,start,begin_ms,end,text\nc.wav,1,1040,3,one\nc.wav,1,3500,7,two\n")
     [train] = import_source(path, tmp_path / "out2")
     assert [sample.text for sample in train.samples] == ["one"]
@@ -842,3 +845,77 @@ def test_every_layout_has_a_test_here():
         "pairs",
     }
     assert set(LAYOUTS) == known  # `datasets` is in test_saved.py
+
+
+def test_parts_in_a_folder_below_the_one_that_is_named(tmp_path, clip):
+    for name in ("train-clean-100/84/a", "test-clean/61/b"):
+        clip(tmp_path / "LibriTTS" / f"{name}.wav")
+        write(tmp_path / "LibriTTS" / f"{name}.normalized.txt", f"{name}\n")
+    assert [*texts(tmp_path)] == [*texts(tmp_path / "LibriTTS")] == ["a.wav"]
+    assert [*texts(tmp_path, kind="test")] == ["b.wav"]
+    shutil.rmtree(tmp_path / "LibriTTS" / "train-clean-100")
+    with pytest.raises(DataError, match="has no part for train; it has test"):
+        load_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "trained"),
+    [
+        ("subset,partition", ("clean,train", "other,test"), ["0.wav"]),
+        ("subset", ("train1", "test1"), ["0.wav"]),
+        ("set", ("trainset", "testset"), ["0.wav"]),
+    ],
+)
+def test_rows_of_other_parts_are_found_by_whatever_column_names_them(tmp_path, clip, columns, rows, trained):
+    lines = [f"{clip(tmp_path / f'{number}.wav').name},words,{row}" for number, row in enumerate(rows)]
+    assert [*texts(write(tmp_path / "list.csv", "\n".join([f"audio,text,{columns}", *lines])))] == trained
+
+
+def test_a_part_that_only_later_rows_name_counts(tmp_path, clip):
+    rows = [{"audio": clip(tmp_path / "a.wav").name, "text": "one", "split": "test"}, {"audio": "b.wav", "text": "two"}]
+    clip(tmp_path / "b.wav")
+    lines = [json.dumps({"split": "train"} | rows[1]), json.dumps(rows[0])]
+    assert [*texts(write(tmp_path / "list.jsonl", "\n".join(lines)))] == ["b.wav"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "trained"),
+    [
+        ("a.mp3,one\nA.wav,two\nb.wav,x\n", {"a.wav": "two", "b.wav": "x"}),
+        ("a.mp3,one\na,two\n", {"a.wav": "two"}),
+    ],
+)
+def test_a_file_belongs_to_the_row_that_names_it_most_closely(tmp_path, clip, rows, trained):
+    for name in ("a.wav", "b.wav"):
+        clip(tmp_path / name)
+    assert texts(write(tmp_path / "list.csv", f"audio,text\n{rows}")) == trained
+
+
+def test_a_row_takes_no_file_that_a_row_of_another_part_names(tmp_path, clip):
+    for name in ("a.wav", "c.wav"):
+        clip(tmp_path / name)
+    rows = "a.mp3,one,train\na.wav,two,test\nc.wav,three,train\n"
+    assert texts(write(tmp_path / "list.csv", f"audio,text,split\n{rows}")) == {"c.wav": "three"}
+
+
+def test_clips_cut_already_are_whole_also_where_they_begin_early(tmp_path, clip):
+    rows = [f"{clip(tmp_path / f'{n}.wav', seconds=2).name},{2 * n + 0.3},{2 * n + 2.3},word {n}" for n in range(3)]
+    loaded = load_manifest(write(tmp_path / "list.csv", "\n".join(["audio,start,end,text", *rows])))
+    assert [sample.duration_s for sample in loaded.samples] == pytest.approx([2, 2, 2]) and not loaded.problems
+
+
+def test_what_is_said_twice_in_whispers_segments_is_kept(tmp_path, clip):
+    clip(tmp_path / "a.wav", seconds=4)
+    said = [(0, 2, "No."), (2, 2.8, "No."), (2.8, 4, "Yes I do.")]
+    segments = [{"start": start, "end": end, "text": text} for start, end, text in said]
+    write(tmp_path / "a.json", json.dumps({"text": "", "segments": segments}))
+    [row] = parts_of(tmp_path / "a.wav")["train"].rows()
+    assert row.cells["text"] == "No. No. Yes I do."
+
+
+@pytest.mark.parametrize("other", [{"segments": [{"start": 0, "end": 1, "speaker": "x"}]}, {"segments": []}])
+def test_a_json_that_is_not_whispers_does_not_count_beside_texts(tmp_path, clip, other):
+    clip(tmp_path / "a.normalized.wav")
+    write(tmp_path / "a.normalized.txt", "one\n")
+    write(tmp_path / "a.json", json.dumps(other))
+    assert texts(tmp_path) == {"a.normalized.wav": "one"}
