@@ -116,15 +116,14 @@ def main(arguments: list[str] | None = None) -> int:
         return show(error)
     except (KeyboardInterrupt, typer.Abort):
         return ExitStatus.INTERRUPTED
-    except BrokenPipeError:  # of `multimac runs list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitStatus.ERROR
+    except OSError as error:
+        if not (refused := refusal(error)):
+            raise
+        return show(refused)
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's usage errors
             error.show()
             return ExitStatus.USAGE
-        if isinstance(error, OSError) and (refused := refusal(error)):
-            return show(refused)
         raise
 
 

@@ -42,7 +42,8 @@ def language_code(language: str | None) -> str:
         # Behind the name of a group three letters are one of its languages, as in zh-yue; else they are a region.
         third = next((part for part in re.split("[-_]", tag[2]) if len(part) == 3 and part.isalpha()), "")
         if code in GROUPS and third and third not in REGIONS:
-            code = CODES.get(third, third) if CODES.get(third, third) in GROUPS[code] else ""
+            member = CODES.get(third, third)
+            code = member if member in GROUPS[code] else ""
     else:
         known, outside = TO_LANGUAGE_CODE | NAMES, re.sub(r"\(.*?\)", "", plain)  # without what is in brackets
         texts = (plain, re.sub(KINDS, "", plain), outside, re.sub(KINDS, "", outside))

@@ -97,9 +97,11 @@ class SavedStates:
         saved = self.checkpoints.load(offer.number)
         try:
             self.state.load_whole(saved, exactly=exactly, inside=inside, members=self.comm.members)
-        except ValueError as error:  # of an optimizer, which a default of its settings has changed since
-            what = f"the checkpoint is of another optimizer ({error}): give its settings, such as weight_decay"
-            raise CheckpointError(f"{what}, as they were then") from error
+        except ValueError as error:
+            what = (
+                f"the checkpoint is of another optimizer ({error}): a default, as weight decay, has changed since"
+            )
+            raise CheckpointError(f"{what}. Start a new run in another folder") from error
         return saved["own"] is not None and exactly and (self.state.is_mid_round or offer.number % 2 == 0)
 
     def _undamaged(self, checkpoints: Checkpoints) -> list[Offer]:

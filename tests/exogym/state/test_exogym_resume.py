@@ -22,7 +22,7 @@ from exogym.samplers.batches import DatasetSamples
 from exogym.state import state_sync
 from exogym.state.checkpoint import FORMAT
 from exogym.state.state_sync import check_settings
-from exogym.strategy import ScheduleSpec
+from exogym.strategy import ScheduleSpec, optim
 from exogym.strategy.optim import Schedule
 
 CLIPS, BATCH, EPOCHS, WARMUP = 96, 2, 4, 12
@@ -249,6 +249,15 @@ def test_a_run_of_a_version_without_rounded_changes_and_hidden_rounds_is_resumed
         fit(tmp_path / "older", model=Line, strategy=DiLoCoStrategy(lr=0.05, H=2, overlap_steps=1), num_epochs=4)
     with pytest.raises(CheckpointError, match="wire was float32, and is int8"):
         fit(tmp_path / "older", model=Line, strategy=DiLoCoStrategy(lr=0.05, H=2, wire="int8"), num_epochs=4)
+
+
+def test_a_run_from_before_the_optimizer_had_weight_decay_is_refused(tmp_path, monkeypatch):
+    """No setting of it has changed: it was not given then, and is not given now."""
+    with monkeypatch.context() as older:
+        older.setattr(optim, "decay_groups", lambda parameters, decay: [{"params": [*parameters], "weight_decay": 0.0}])
+        fit(tmp_path, model=Line, checkpoint_interval=1, strategy=AllReduceStrategy(lr=0.05))
+    with pytest.raises(CheckpointError, match=r"of another optimizer .* as weight decay.*new run"):
+        fit(tmp_path, model=Line, num_epochs=3, strategy=AllReduceStrategy(lr=0.05))
 
 
 def without(values, *names):

@@ -98,18 +98,19 @@ def _divided(part: Part, kind: str, *, is_alone: bool) -> Parts:
     if not (columns := [name for name in SPLIT_COLUMNS if name in part.columns]):
         return {kind: part}
 
-    def word(cells: Cells) -> str:
+    def word(cells: Cells, column: str) -> str:
         return str(cells.get(column) or "").strip()
 
-    for column in columns:  # noqa: B007 - the first that names parts, else the last
-        rows = Counter(word(row.cells) for row in part.rows() if not isinstance(row.cells, BadRow))
-        kinds = {told: kind_of_folder(told) for told in rows}
-        if any(kinds.values()):
-            break
+    def words(column: str) -> Counter[str]:
+        return Counter(word(row.cells, column) for row in part.rows() if not isinstance(row.cells, BadRow))
+
+    column = next((name for name in columns if any(map(kind_of_folder, words(name)))), columns[0])
+    rows = words(column)
+    kinds = {told: kind_of_folder(told) for told in rows}
     told = ", ".join(f"{count:,} {told or '(nothing)'}" for told, count in rows.most_common(SHOWN))
     known = [name for name in KIND_NAMES if name in kinds.values()]
-    if "split" in columns and len(rows) > 1 and not known:
-        what = f"{part.path}: its column {column} says {told}, and none of this is the name of a part"
+    if column == "split" and len(rows) > 1 and not known:
+        what = f"{part.path}: its column split says {told}, and none of this is the name of a part"
         raise DataError(what, remedy="Write train, validation or test there; rename it to train on all rows.")
     if not known or (kind not in ("train", *known) and not is_alone):  # what to measure with is the user's choice
         return {kind: part}
@@ -119,7 +120,7 @@ def _divided(part: Part, kind: str, *, is_alone: bool) -> Parts:
         notes += (f"{part.path.name}: rows are for {' or '.join(parts)} by their column {column} ({told}){left}",)
 
     def kind_of(row: Row) -> str | None:  # one that cannot be read is listed as left out of the first part
-        return parts[0] if isinstance(row.cells, BadRow) else kinds[word(row.cells)]
+        return parts[0] if isinstance(row.cells, BadRow) else kinds[word(row.cells, column)]
 
     return {own: part.only(kind_of, own, notes) for own in parts}
 

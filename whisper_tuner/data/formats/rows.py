@@ -276,7 +276,10 @@ class Part:
 
     def only(self, kind_of: Callable[[Row], str | None], kind: str, notes: tuple[str, ...]) -> Part:
         """Return a part of the rows of one kind."""
-        own = lambda: (row for row in self.rows() if kind_of(row) == kind)  # noqa: E731
+
+        def own() -> Iterator[Row]:
+            return (row for row in self.rows() if kind_of(row) == kind)
+
         return dataclasses.replace(self, rows=own, notes=notes, all_rows=self.all_rows or self.rows)
 
 
