@@ -98,9 +98,7 @@ class SavedStates:
         try:
             self.state.load_whole(saved, exactly=exactly, inside=inside, members=self.comm.members)
         except ValueError as error:
-            what = (
-                f"the checkpoint is of another optimizer ({error}): a default, as weight decay, has changed since"
-            )
+            what = f"the checkpoint is of another optimizer ({error}): a default, as weight decay, has changed since"
             raise CheckpointError(f"{what}. Start a new run in another folder") from error
         return saved["own"] is not None and exactly and (self.state.is_mid_round or offer.number % 2 == 0)
 

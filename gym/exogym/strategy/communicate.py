@@ -190,10 +190,8 @@ def _check_rank(name: str, rank: int, comm: Comm) -> None:
 
 def _checked_parts(what: str, tensor: Tensor, parts: Sequence[Tensor] | None, comm: Comm) -> Sequence[Tensor]:
     """Return `parts`. Raises SettingError unless there is one for each rank, each like `tensor`."""
-    parts, wanted = (
-        [torch.as_tensor(part) for part in (() if parts is None else parts)],
-        (tuple(tensor.shape), tensor.dtype),
-    )
+    parts = [] if parts is None else [torch.as_tensor(part) for part in parts]
+    wanted = tuple(tensor.shape), tensor.dtype
     if (count := len(parts)) != comm.world_size:
         raise SettingError(f"{what}: one part for each of the {comm.world_size} ranks, not {count}")
     for number, part in enumerate(parts):
