@@ -44,12 +44,18 @@ NOT_IN_A_STEP = {
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What one machine did; `clips_s` is None where it could not be measured, and `problem` says why."""
+    """What one machine did; `clips_s` is None where it could not be measured, and `problem` says why.
+
+    See distributed/worker/speed.py.
+    """
 
     host: str
     clips_s: float | None = None
     step_s: float | None = None
+    mean_step_s: float = 0.0
     trainable: int = 0
+    start_s: float = 0.0
+    clip_s: float = 0.0
     problem: str = ""
 
 
@@ -62,24 +68,30 @@ def measure(
     scratch: Path,
     progress: Progress,
     machine_workers: Sequence[int],
+    *,
+    steps: int = STEPS,
+    test: Sequence[Sample] = (),
 ) -> list[Speed]:
     """Send what the probe needs, and run it on every machine. `job` is the job of one machine alone.
 
+    steps: of the probe, which counts all but the first. test: clips that the master transcribes as well.
     Code, model and clips stay on the hosts: a run needs them there as well. Raises HostError, DataError.
     """
     each = clips_of_each(job.profile.batch_size, len(hosts.all))
     # Clips of all lengths; always the same ones, so that each is sent only once.
-    by_length = sorted(samples, key=lambda sample: (sample.duration_s, sample.id))
-    count = min(each * STEPS, len(by_length))
-    clips = [by_length[(2 * number + 1) * len(by_length) // (2 * count)] for number in range(count)]
+    clips = of_all_lengths(samples, each * steps)
     folder = scratch / "probe"
     folder.mkdir(exist_ok=True)
     write_manifest(folder / "clips.csv", clips)
-    settings = {"validation": None, "test": None, "batch_size": each, "epochs": STEPS, "max_steps": STEPS}
+    settings = {"validation": None, "test": None, "batch_size": each, "epochs": steps, "max_steps": steps}
     alone = job.with_profile(train=folder / "clips.csv", **settings)
     spec = prepare_run(alone, folder, local_ranks=1).launch.ranks[0].spec
     spec = dataclasses.replace(spec, cache_dir=str(scratch / "cache"), device=hosts.master.device or "")
     specs, items = [spec], {}
+    if test:
+        write_manifest(folder / "test.csv", test)
+        assert spec.profile
+        specs = [dataclasses.replace(spec, profile=dataclasses.replace(spec.profile, test=folder / "test.csv"))]
     for host in hosts.workers:
         manifests = {"train": Manifest(job.profile.train, tuple(clips), ())}
         theirs, files = for_host(spec, host, manifests, {"train": clips}, folder)
@@ -99,6 +111,13 @@ def measure(
     # However this ends, the processes are killed first: the threads wait for them.
     with ThreadPoolExecutor(max_workers=len(machines)) as pool, ExitStack() as running:
         return list(pool.map(lambda machine, own: _one(machine, own, running), machines, specs))
+
+
+def of_all_lengths(samples: Sequence[Sample], count: int) -> list[Sample]:
+    """Choose at most `count` clips, which stand for the lengths of all."""
+    by_length = sorted(samples, key=lambda sample: (sample.duration_s, sample.id))
+    count = min(count, len(by_length))
+    return [by_length[(2 * number + 1) * len(by_length) // (2 * count)] for number in range(count)]
 
 
 def clips_of_each(batch_size: int, hosts: int) -> int:

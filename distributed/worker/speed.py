@@ -1,7 +1,7 @@
 """How fast this machine trains alone: `python -m distributed.worker.speed RUN`, for the wizard.
 
 Reads a RunSpec from the first line of stdin, trains what it says, and writes one line of JSON at the end: clips_s,
-step_s, trainable; or problem. The first step is not counted.
+step_s and so on; or problem. The first step is not counted.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import signal
 import statistics
 import sys
+import time
 
 from distributed.hosts.keep_awake import keep_awake
 from distributed.plan.run_spec import RunSpec
@@ -19,7 +20,10 @@ from exogym import device as devices
 from exogym.comm.comm import SingleComm
 from exogym.errors import ExogymError
 from exogym.trainer import LocalTrainer
+from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.errors import TunerError
+from whisper_tuner.eval.evaluation import FALLBACK, transcribe
+from whisper_tuner.model.base_model import load_base
 
 from .load import load_whisper
 
@@ -29,9 +33,11 @@ LIMIT_S = 240  # for loading the model and all steps; if the connection is lost 
 def speed(spec: RunSpec) -> dict[str, float]:
     """Clips a second and seconds of a usual step, and how many parameters are trained.
 
-    Medians: one clip that is padded to 30 s, which few are, would be most of the mean.
+    Medians: one clip that is padded to 30 s, which few are, would be most of the mean, which is mean_step_s.
+    start_s: until the first step. clip_s: for each clip of the test set, if the profile has one, to be transcribed.
     """
     events: list[dict] = []
+    began = time.monotonic()
     alone = dataclasses.replace(spec, hosts=SingleComm().members)  # LocalTrainer's name for a rank that has no peers
     devices.repeat_bits(devices.choose(spec.wanted_device, local_rank=spec.rank))  # as in training, since it takes time
     work = load_whisper(alone, events.append, unsent=())
@@ -39,11 +45,36 @@ def speed(spec: RunSpec) -> dict[str, float]:
         work.settings, save_dir=None, checkpoint_interval=0, resume=False, early_stopping=0, keep_best=False
     )
     LocalTrainer(work.model, work.train).run_rank(0, settings, events=events.append)
-    _, *counted = [event for event in events if event["type"] == "step"]
+    first, *counted = [event for event in events if event["type"] == "step"]
     step_s = statistics.median(step["seconds"] for step in counted)
     clips_s = statistics.median(step["samples"] / step["seconds"] for step in counted)
     [trainable] = [event["trainable"] for event in events if event["type"] == "start"]
-    return {"clips_s": clips_s, "step_s": step_s, "trainable": trainable}
+    mean_step_s = statistics.mean(step["seconds"] for step in counted)
+    trained_s = first["seconds"] + mean_step_s * len(counted)
+    start_s = time.monotonic() - began - trained_s
+    found = {"clips_s": clips_s, "step_s": step_s, "mean_step_s": mean_step_s, "trainable": trainable}
+    return found | {"start_s": start_s, "clip_s": _transcribing(spec)}
+
+
+def _transcribing(spec: RunSpec) -> float:
+    """Return the seconds for a clip of the test set with the base model; 0 without a test set."""
+    profile = spec.profile
+    assert profile
+    if not profile.test:
+        return 0.0
+    model, processor = load_base(profile.base_model)
+    clips = [sample.audio for sample in load_manifest(profile.test, check_audio=False).samples]
+    began = time.monotonic()
+    transcribe(
+        model.to(devices.choose(spec.wanted_device)),
+        processor,
+        clips,
+        language=profile.language or None,
+        task=profile.task,
+        temperatures=FALLBACK,
+        batch_size=len(clips),
+    )
+    return (time.monotonic() - began) / len(clips)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import re
 import shlex
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from whisper_tuner.data.check import check_usable, described
 from whisper_tuner.data.checks.finding import Finding, Needs
 from whisper_tuner.data.checks.material import Material
 from whisper_tuner.data.checks.table import findings
-from whisper_tuner.data.dataset import Manifest, load_manifest
+from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
 from whisper_tuner.data.formats.layouts import kinds_inside, parts_of, with_siblings
 from whisper_tuner.data.formats.lists import STEM, is_list
 from whisper_tuner.data.formats.place import KIND_OF
@@ -36,7 +36,7 @@ from whisper_tuner.data.splitting import split
 from whisper_tuner.errors import ConfigError, TunerError
 from whisper_tuner.files import expanded, shown
 from whisper_tuner.languages import language_code
-from whisper_tuner.text import duration
+from whisper_tuner.text import counted, duration
 
 from .draft import KINDS, Data, numbered
 from .questions import Option, Questions
@@ -51,7 +51,8 @@ Manifests = dict[str, Path]  # by kind: one to train on, and those that belong t
 
 
 def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data:
-    offers, options = questions.once("offers", None, lambda: _found(config, console))
+    nearby = "data" not in questions.answers
+    offers, options = questions.once("offers", None, lambda: _found(config, console, nearby=nearby))
     while True:
         if options:
             message, other, first = "Which recordings?", "another manifest or folder", options[0].value
@@ -73,7 +74,6 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
             questions.again("This data cannot be used.", [AGAIN], error)
         else:
             _show_checks(questions, data, console)
-            _ask_split(questions, data, console)
             return data
 
 
@@ -117,7 +117,7 @@ def beside(manifest: Path) -> Manifests:
     return next((files for files in groups if files.get("train") == manifest), {"train": manifest})
 
 
-def _found(config: ConfigFile, console: Console) -> tuple[dict[str, Data], list[Option]]:
+def _found(config: ConfigFile, console: Console, *, nearby: bool) -> tuple[dict[str, Data], list[Option]]:
     """Find the data by section, else by the path of the training manifest. None stands there twice."""
     offers: dict[str, Data] = {}
     with working(console, "looking for manifests"):
@@ -127,7 +127,7 @@ def _found(config: ConfigFile, console: Console) -> tuple[dict[str, Data], list[
             if "train" in manifests:
                 offers[name] = Data(section=name, language=values.get("language", ""), manifests=manifests)
         known = {data.manifests["train"] for data in offers.values()}
-        found = [files for files in find(Path.cwd()) if files["train"] not in known]
+        found = [files for files in find(Path.cwd()) if files["train"] not in known] if nearby else []
         offers |= {str(files["train"]): Data(manifests=files) for files in found}
         return offers, [_option(name, data) for name, data in offers.items()]
 
@@ -233,30 +233,50 @@ def _code(language: str) -> str:
         return ""  # not one that Whisper knows; of a section it is told where the language is asked for
 
 
-def _ask_split(questions: Questions, data: Data, console: Console) -> None:
+def ask_split(questions: Questions, data: Data, console: Console) -> Data:
     """Offer to split the training clips, but only if the test set is missing: without it no WER can be measured."""
     missing = [kind for kind in KINDS[1:] if kind not in data.manifests]
     if "test" not in missing:
-        return
+        return data
     message = f"There is no {' and no '.join(missing)} set. Split off a tenth of the clips for each?"
     if not questions.confirm("split", message, True):
         console.print("Without a test set no WER is measured.")
-        return
+        return data
     try:
         done = questions.once("split", (_stamps(data), missing), lambda: split(data.samples["train"], missing))
     except ValueError as error:
         console.print(f"Not split: {error}.", style="yellow")
-        return
+        return data
     # Files beside the manifest that do not exist yet: mine.csv -> mine-train.csv, mine-test.csv.
     manifest = data.manifests["train"]
     match = STEM.fullmatch(manifest.stem)
     stem = (match[1] if match else manifest.stem) or "split"
     offers = ({kind: manifest.with_name(f"{name}-{kind}.csv") for kind in done.parts} for name in numbered(stem))
-    data.split = next(files for files in offers if not any(path.exists() for path in files.values()))
-    data.samples |= done.parts
-    listed = ", ".join(f"{shown(data.split[kind])}: {len(part)} clips" for kind, part in done.parts.items())
-    console.print(f"{listed} (written at the end)")
-    console.print(f"{done.told[0].upper()}{done.told[1:]}.")
+    files = next(files for files in offers if _free_or_same(files, done.parts))
+    listed = ", ".join(f"{shown(files[kind])}: {counted(len(part), 'clip')}" for kind, part in done.parts.items())
+    again = all(path.exists() for path in files.values())
+    console.print(f"{listed} ({'split before' if again else 'written at the end'})", markup=False)
+    console.print(f"{done.told[0].upper()}{done.told[1:]}.", markup=False)
+    samples = data.samples | done.parts
+    if again:
+        return replace(data, samples=samples, manifests=data.manifests | files)
+    return replace(data, samples=samples, split=files)
+
+
+def _free_or_same(files: Mapping[str, Path], parts: Mapping[str, Sequence[Sample]]) -> bool:
+    """Tell whether none of the files is there, or all are, with the clips that an equal split has written before."""
+    there = [kind for kind, path in files.items() if path.exists()]
+    try:
+        return not there or all(
+            _content(load_manifest(path, check_audio=False).samples) == _content(parts[kind])
+            for kind, path in files.items()
+        )
+    except TunerError:  # a file that is no manifest, or only some of them are there
+        return False
+
+
+def _content(samples: Sequence[Sample]) -> list[tuple[Path, str]]:
+    return [(sample.audio, sample.text) for sample in samples]
 
 
 def _grouped(paths: Iterable[Path]) -> list[Manifests]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from distributed.checkup.speed import Speed
 from distributed.plan.job import Job, resolve
 from distributed.ssh.host import Hosts
 from whisper_tuner.config import ConfigFile
@@ -53,7 +54,7 @@ class Group:
     """The machines to train on. `text` is what the hosts file will hold; None: it holds that already.
 
     bytes_s: the speed of the slowest link between them, if it was measured. spare_bytes: see automatic.Measured.
-    machine_workers: of each host, see RunSpec.
+    machine_workers: of each host, see RunSpec. speeds: of each host, if they were measured.
     """
 
     hosts: Hosts
@@ -62,6 +63,7 @@ class Group:
     bytes_s: float | None = None
     spare_bytes: float | None = None
     machine_workers: tuple[int, ...] = ()
+    speeds: Sequence[Speed] = ()
 
 
 @dataclass(kw_only=True)

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -17,21 +18,32 @@ import typer
 from rich.panel import Panel
 from rich.table import Table
 
-from multimac.commands.options import CONFIG, Config, command
+from distributed.hosts.paths import PROJECT, STORE
+from distributed.plan.hosts_file import load_hosts
+from multimac.commands.options import CONFIG, Config, Detach, command
 from multimac.view.terminal import Console
 from whisper_tuner.config import KINDS as SECTION_KINDS
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError, ExitStatus
+from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.files import shown
 from whisper_tuner.interrupts import as_ctrl_c
 
-from .data import ask_data
+from .data import ask_data, ask_split, typed_path
 from .draft import Draft, numbered, read_text
-from .hosts import ask_hosts, ask_strategy
-from .model import ask_language, ask_method, ask_model, ask_settings, this_machine
+from .duration import show_time
+from .hosts import ALONE, HOSTS, ask_hosts, ask_strategy
+from .model import ask_language, ask_method, ask_model, ask_settings, is_multilingual, suggested_model, this_machine
 from .questions import Back, Option, Questions, write_answers
 
-NOW, LATER, LEAVE = "now", "later", "leave"
+NOW, LATER, LEAVE, CHANGE = "now", "later", "leave", "change"
+ANSWERS = "answers of the wizard"  # a kind of facts, by config.ini
+READY = [
+    Option(value=NOW, title="save this and start training"),
+    Option(value=CHANGE, title="change something: the split, model, method, settings, machines"),
+    Option(value=LATER, title="only save it"),
+    Option(value=LEAVE, title="quit and change nothing"),
+]
 
 
 @command("wizard")
@@ -45,21 +57,30 @@ def wizard(
     if answers is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
         remedy = "Run it in a terminal, or answer from a file: python wizard.py --answers FILE"
         raise ConfigError("the wizard asks questions, so it needs a terminal", remedy=remedy)
-    questions = Questions(answers, console)
+    store, kept = FactStore(PROJECT / STORE / CACHE), {str(config.absolute()): ""}
+    earlier = store.known(ANSWERS, kept) if answers is None else {}
+    questions = Questions(answers, console, earlier=earlier.get(str(config.absolute())))
     if save_answers and save_answers.is_dir():
         raise ConfigError(f"--save-answers {save_answers} is a folder", remedy="Name a file in it.")
     if save_answers and not save_answers.absolute().parent.is_dir():
         raise ConfigError(f"--save-answers {save_answers}: there is no such folder")
+    keys = "Enter accepts the suggestion; Shift-Tab goes back to the question before.\n"
+    keys += "Esc or Ctrl-C quits and changes nothing."
+    console.print(Panel(f"Fine-tune Whisper on your own speech\n{this_machine()}\n{keys}", expand=False))
     with as_ctrl_c(signal.SIGHUP, signal.SIGTERM), tempfile.TemporaryDirectory(prefix="multimac-wizard-") as scratch:
         try:
             draft, start = _ask_all(questions, config.absolute(), Path(scratch), console)
         except KeyboardInterrupt:  # all is as it was, but for clips that were cut
+            if questions.interactive:
+                questions.taken.pop("start", None)
+                store.keep(ANSWERS, kept, dict.fromkeys(kept, questions.taken))
             with contextlib.suppress(OSError):  # the terminal may be gone
                 but = f" but the clips in {', '.join(map(str, map(shown, questions.cut)))}" if questions.cut else ""
-                console.print(f"Stopped: nothing was written{but}.", markup=False, soft_wrap=True)
+                again = " Your answers are suggested the next time." if questions.interactive else ""
+                console.print(f"Stopped: nothing was written{but}.{again}", markup=False, soft_wrap=True)
             return ExitStatus.INTERRUPTED
-        for line in draft.save():
-            console.print(f"written: {line}", markup=False, soft_wrap=True)
+        store.keep(ANSWERS, kept, {name: {} for name in kept})
+        _save(draft, console)
     if save_answers:
         write_answers(save_answers, questions.taken)
         console.print(f"written: {save_answers}", soft_wrap=True)
@@ -67,6 +88,35 @@ def wizard(
         return _run(draft, console)
     console.print(f"Start it with: {_command(draft)}", markup=False, soft_wrap=True)
     return ExitStatus.OK
+
+
+@command("train")
+def train(
+    recordings: Annotated[str, typer.Argument(metavar="FOLDER_OR_FILE", help="Recordings with their texts.")],
+    language: Annotated[str, typer.Option(help="Language of the speech, such as fr.")] = "",
+    model: Annotated[str, typer.Option(help="A folder, or a hub id. [default: what suits machine and speech]")] = "",
+    hosts: Annotated[Path | None, typer.Option("--hosts", help="Hosts file: train on all its machines.")] = None,
+    detach: Detach = False,
+    config: Config = CONFIG,
+) -> ExitStatus:
+    """Train on recordings with the settings that the wizard suggests, and save these as a profile."""
+    console = Console()
+    if not typed_path(recordings).exists():
+        remedy = "Name a folder with recordings and texts, or a table that names them: docs/data.md has all layouts."
+        raise ConfigError(f"{recordings}: there is no such file or folder", remedy=remedy)
+    if hosts:
+        load_hosts(hosts)  # what is wrong with it is told before all else
+    given = {"data": recordings, "language": language, "model": model, "where": HOSTS if hosts else ALONE}
+    questions = Questions(console=console, answers={key: value for key, value in given.items() if value}, place="--")
+    with as_ctrl_c(signal.SIGHUP, signal.SIGTERM), tempfile.TemporaryDirectory(prefix="multimac-train-") as scratch:
+        draft, _ = _ask(questions, config.absolute(), Path(scratch), console, hosts_file=hosts)
+        _save(draft, console)
+    return _run(draft, console, detach=detach)
+
+
+def _save(draft: Draft, console: Console) -> None:
+    for line in draft.save():
+        console.print(f"written: {line}", markup=False, soft_wrap=True)
 
 
 def _ask_all(questions: Questions, config: Path, scratch: Path, console: Console) -> tuple[Draft, str]:
@@ -78,33 +128,48 @@ def _ask_all(questions: Questions, config: Path, scratch: Path, console: Console
             questions.go_back()
 
 
-def _ask(questions: Questions, config: Path, scratch: Path, console: Console) -> tuple[Draft, str]:
-    """Ask every question, to the last one. Raises Back."""
+def _ask(
+    questions: Questions, config: Path, scratch: Path, console: Console, *, hosts_file: Path | None = None
+) -> tuple[Draft, str]:
+    """Ask for recordings and language, and suggest the rest; or ask every question, to the last one. Raises Back."""
     text = questions.once("config", config, lambda: read_text(config))
-    keys = "Enter accepts the suggestion; Shift-Tab goes back to the question before.\n"
-    keys += "Esc or Ctrl-C quits and changes nothing."
-    banner = f"Fine-tune Whisper on your own speech\n{this_machine()}\n{keys}"
-    console.print(Panel(banner, expand=False))
-    model = ask_model(questions, ConfigFile(config, text))
-    data = ask_data(questions, ConfigFile(config, text), console)
+    before, suggestions = ConfigFile(config, text), Questions(answers={})
+    data = ask_data(questions, before, console)
+    speech_s = sum(sample.duration_s for sample in data.samples["train"])
+    known = questions.answers.get("model", "")
+    model = questions.once("suggest", round(speech_s), lambda: suggested_model(before, speech_s, known, console))
     draft = Draft(config_path=config, config_text=text, model=model, data=data)
-    draft.language = ask_language(questions, draft, console)
+    if questions.interactive:
+        draft.data = ask_split(suggestions, data, console)
+        draft.language = ask_language(questions, draft, console)
+        draft.method = ask_method(suggestions, model)
+        draft.settings = ask_settings(suggestions, draft, console)
+        _ask_name(suggestions, draft)
+        _show(draft, console)
+        show_time(questions, draft, scratch, console)
+        start = questions.select("start", "Ready?", READY, NOW)
+        if start != CHANGE:
+            return _decided(draft, start)
+    draft.data = ask_split(questions, data, console)
+    draft.model = ask_model(questions, before, model)
+    if not (questions.interactive and draft.language and is_multilingual(draft.model)):
+        draft.language = ask_language(questions, draft, console)
     draft.method = ask_method(questions, draft.model)
     draft.settings = ask_settings(questions, draft, console)
-    group = ask_hosts(questions, draft, scratch, console)
-    if group:
+    if group := ask_hosts(questions, draft, scratch, console, hosts_file):
         ask_strategy(questions, draft, group, scratch, console)
     _ask_name(questions, draft)
     _show(draft, console)
-    options = [
-        Option(value=NOW, title="save this and start training"),
-        Option(value=LATER, title="only save it"),
-        Option(value=LEAVE, title="quit and change nothing"),
-    ]
-    start = questions.select("start", "Ready?", options, NOW)
+    if questions.interactive or questions.path is None:
+        show_time(questions, draft, scratch, console)
+    start = questions.select("start", "Ready?", [option for option in READY if option.value != CHANGE], NOW)
+    questions.finish()
+    return _decided(draft, start)
+
+
+def _decided(draft: Draft, start: str) -> tuple[Draft, str]:
     if start == LEAVE:
         raise KeyboardInterrupt
-    questions.finish()
     return draft, start
 
 
@@ -116,14 +181,21 @@ def _ask_name(questions: Questions, draft: Draft) -> None:
             raise ValueError("letters, digits, '-', '_' and '.' only")
 
     known = {name for kind in SECTION_KINDS for name in draft.config.names(kind)}
+
+    def is_free(name: str) -> bool:
+        draft.name = name
+        return not known & {name, f"{name}-hosts"} or all(
+            _holds(draft.config, *section) for section in draft.sections()
+        )
+
     train = draft.data.manifests["train"]
     place = (train if train.is_dir() else train.parent).resolve()  # it may be ../recordings
     stem = re.sub(r"[^\w.-]+", "-", f"{draft.data.section or place.name}-{draft.method}", flags=re.ASCII).strip("-._")
-    free = next(name for name in numbered(stem) if not known & {name, f"{name}-hosts"})
+    free = next(filter(is_free, numbered(stem)))
     while True:
         draft.name = questions.text("name", "Name for this profile:", free, check)
-        headers = [header for header, _ in draft.sections()]
-        taken = ", ".join(f"[{header}]" for header in headers if draft.config.has(*header.split(":", 1)))
+        sections = [(header, keys) for header, keys in draft.sections() if not _holds(draft.config, header, keys)]
+        taken = ", ".join(f"[{header}]" for header, _ in sections if draft.config.has(*header.split(":", 1)))
         if not taken or questions.confirm("overwrite", f"{taken} would be replaced. Go ahead?", False):
             return
         if not questions.interactive:
@@ -131,26 +203,31 @@ def _ask_name(questions: Questions, draft: Draft) -> None:
             raise ConfigError(what, remedy="Choose another name, or answer overwrite = yes.")
 
 
+def _holds(config: ConfigFile, header: str, keys: Mapping[str, str]) -> bool:
+    """Tell whether a section is there already, with just these keys."""
+    kind, name = header.split(":", 1)
+    return config.has(kind, name) and config.section(kind, name).values == keys
+
+
 def _show(draft: Draft, console: Console) -> None:
-    """Show the settings that are not the defaults, as config.ini will have them, and where each comes from."""
+    """Show the settings that are not the defaults, as config.ini will have them, and where others come from."""
     draft.job()  # says what is wrong with them
-    table = Table(title=draft.run_name, header_style="bold")
-    for column in ("setting", "value", "from"):
-        table.add_column(column, overflow="fold")
-    config = draft.extended_config()
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2), pad_edge=False)
+    for style in ("bold", "", "dim"):
+        table.add_column(style=style, overflow="fold")
+    config, headers = draft.extended_config(), [f"[{header}]" for header, _ in draft.sections()]
     sections = [config.profile_values(draft.name)]
     sections += [config.section("distributed", draft.run_name)] if draft.group else []
     for section in sections:
         for key, value in section.values.items():
-            origin = section.origin[key].partition("[")[2]  # without the line, which is not fixed yet
-            table.add_row(key, value, f"[{origin}")
+            origin = "[" + section.origin[key].partition("[")[2]  # without the line, which is not fixed yet
+            table.add_row(key, value, "" if origin in headers else f"from {origin}")
     if draft.group:
         addresses = ", ".join(host.address for host in draft.group.hosts.all)
-        table.add_row("machines", addresses, draft.group.path.name)
+        table.add_row("machines", addresses, f"from {draft.group.path.name}")
+    console.print(f"To be written to {draft.config_path.name} as {' and '.join(headers)}:", markup=False)
     console.print(table)
     console.print("Everything else has its default; `multimac config show` lists all settings.")
-    headers = ", ".join(f"[{header}]" for header, _ in draft.sections())
-    console.print(f"To be written to {draft.config_path.name}: {headers}", markup=False, soft_wrap=True)
 
 
 def _command(draft: Draft) -> str:
@@ -159,16 +236,16 @@ def _command(draft: Draft) -> str:
     return f"multimac {command} {draft.run_name}{config}"
 
 
-def _run(draft: Draft, console: Console) -> ExitStatus:
+def _run(draft: Draft, console: Console, *, detach: bool = False) -> ExitStatus:
     """Make the same call as the command line, then show what came of it."""
     from multimac.commands.train import distributed_train, finetune
 
     runs = draft.job().profile.runs_dir
     before = set(runs.glob("*"))
     if draft.group:
-        status = distributed_train(draft.run_name, draft.group.path, config=draft.config_path)
+        status = distributed_train(draft.run_name, draft.group.path, detach=detach, config=draft.config_path)
     else:
-        status = finetune(draft.run_name, config=draft.config_path)
+        status = finetune(draft.run_name, detach=detach, config=draft.config_path)
     if any((run / "final").is_dir() for run in set(runs.glob("*")) - before):
         console.print(f"  {_command(draft)}   (the same again)", markup=False, soft_wrap=True)
     return status

@@ -52,9 +52,14 @@ STRATEGIES = {
 }
 
 
-def ask_hosts(questions: Questions, draft: Draft, scratch: Path, console: Console) -> Group | None:
-    """Return machines that passed the preflight; None: this machine alone. Writes only into `scratch`."""
-    path = Path.cwd() / HOSTS_FILE
+def ask_hosts(
+    questions: Questions, draft: Draft, scratch: Path, console: Console, path: Path | None = None
+) -> Group | None:
+    """Return machines that passed the preflight; None: this machine alone. Writes only into `scratch`.
+
+    path: the hosts file, which need not be there; usually the one in this folder.
+    """
+    path = path or Path.cwd() / HOSTS_FILE
     group: Group | None = None
     options = [Option(value=ALONE, title="on this machine alone")]
     if path.exists():
@@ -189,7 +194,7 @@ def ask_strategy(questions: Questions, draft: Draft, group: Group, scratch: Path
     console.print(f"Estimated speed-up over this machine alone: {promise}.")
     worth_it = times is None or times > 1.1 or not questions.interactive  # an answers file that names hosts means them
     if questions.confirm("together", f"Train on these {hosts} machines together?", worth_it):
-        draft.group = group
+        draft.group, group.speeds = group, speeds
         draft.strategy = _choose(questions, conditions.steps, suggested, job.distribution.communication_interval)
 
 

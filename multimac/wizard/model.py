@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -19,10 +20,10 @@ from exogym.config import TRUE, parse
 from multimac.view.progress import working
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.labels import folder_is_multilingual, token_limit
-from whisper_tuner.errors import ConfigError
+from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.eval.spoken_language import languages_heard
 from whisper_tuner.files import expanded, shown
-from whisper_tuner.hub import HUB_ID, folder_here
+from whisper_tuner.hub import HUB_ID, folder_here, model_file
 from whisper_tuner.languages import language_code
 from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import MPS_SHARE, profile_memory, shape_of
@@ -32,6 +33,11 @@ from .draft import Draft, Model
 from .questions import Option, Questions
 
 BUNDLED = PROJECT / "bundled" / "model"
+SUGGESTED = ("small", "base", "tiny")  # the largest first
+LONG_MIN = 60.0
+# Seconds of speech x parameters that a core trains in a second: LoRA on whisper-base, 14 s of speech a second on two.
+WORK = 14 * 73e6 / 2
+EPOCHS = 5
 OFFERED = ("tiny", "base", "small", "medium", "large-v3", "large-v3-turbo")
 METHODS = {
     "full": "all weights: best with hours of speech, most memory",
@@ -62,19 +68,49 @@ ENOUGH_CLIPS = 20  # of validation: with fewer its loss says little
 BEST = {"keep_best": "true", "early_stopping": str(NO_BETTER)}
 
 
-def ask_model(questions: Questions, config: ConfigFile) -> Model:
+def ask_model(questions: Questions, config: ConfigFile, suggested: Model) -> Model:
     models = offered(config)
     answer = questions.select(
         "model",
         "Which model do you want to fine-tune?",
         options(models),
-        next((name for name, model in models.items() if _fitting(model)), ""),
+        next((name for name, model in models.items() if model == suggested), ""),
         other="another: a folder, or a hub id",
         check=lambda text: _check_model(text, config),
     )
     model = models.get(answer) or _model_of(answer, config)
-    is_multilingual(model)  # what is damaged there is told before the data is read
+    is_multilingual(model)  # what is damaged there is told at once
     return model
+
+
+def suggested_model(config: ConfigFile, speech_s: float, chosen: str, console: Console) -> Model:
+    """Suggest the largest of SUGGESTED that LoRA trains here, in about an hour where there is no GPU.
+
+    Where the hub does not answer, it is one that is on this disk. chosen: a model that is answered already.
+    """
+    models = offered(config)
+    if chosen:
+        return models.get(chosen) or _model_of(chosen, config)
+    usual = [model for size in SUGGESTED for model in models.values() if model.base_model == f"openai/whisper-{size}"]
+    usual = [model for model in usual if fits(model, "lora") and (_has_gpu() or _minutes(model, speech_s) <= LONG_MIN)]
+    for model in usual:
+        if folder_here(model.base_model):
+            return model
+        with contextlib.suppress(ModelError):
+            model_file(model.base_model, "config.json")
+            return model
+        break  # the hub does not answer for the others either
+    here = [model for model in [*usual, *models.values()] if _fitting(model) and folder_here(model.base_model)]
+    if usual and here:
+        what = f"{usual[0].base_model} cannot be fetched now; {here[0].base_model} is on this disk."
+        console.print(what, style="yellow", markup=False, soft_wrap=True)
+    return next(iter([*here, *usual, *filter(_fitting, models.values()), *models.values()]))
+
+
+def _minutes(model: Model, speech_s: float) -> float:
+    """Estimate how long LoRA trains on this machine's CPU, roughly."""
+    assert model.shape  # of a published size it is known
+    return EPOCHS * speech_s * model.shape.parameters / (WORK * (os.cpu_count() or 1)) / 60
 
 
 def ask_method(questions: Questions, model: Model) -> str:
@@ -84,9 +120,7 @@ def ask_method(questions: Questions, model: Model) -> str:
         unfit = f"needs {size(needed)}, this machine has {size(here)}" if method not in fitting else ""
         cost = f" ({size(needed)})" if needed > 4e9 else ""
         choices.append(Option(value=method, short=method, title=f"{method}: {words}{cost}", unfit=unfit))
-    default = "lora" if "lora" in fitting else fitting[0]
-    if 0 < memory_needed(model, "full") <= here / 2:
-        default = "full"
+    default = "lora" if "lora" in fitting else next(iter(fitting), "lora")
     return questions.select("method", "Which weights do you want to train?", choices, default)
 
 
@@ -97,7 +131,7 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
     """
     model, method, clips, own = draft.model, draft.method, len(draft.data.samples["train"]), _alike(draft)
     usual, batch = _learning_rate(model, method), next((n for n in (8, 4, 2) if fits(model, method, n)), 1)
-    defaults = {"epochs": "5", "learning_rate": usual, "batch_size": str(batch)}
+    defaults = {"epochs": str(EPOCHS), "learning_rate": usual, "batch_size": str(batch)}
     defaults |= {key: own[key] for key in SETTINGS if key in own}
     if clips:
         defaults["batch_size"] = str(min(int(defaults["batch_size"]), clips))
@@ -130,6 +164,8 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
 def ask_language(questions: Questions, draft: Draft, console: Console) -> str:
     """Return the code of a language; "" for an English-only model, which is told none."""
     if not is_multilingual(draft.model):
+        if questions.answers.get("language"):
+            console.print(f"{draft.model.base_model} is English-only, so it is told no language.", soft_wrap=True)
         return ""
     # That of the data's section, else of the data itself, else what the profile inherits.
     draft.language = draft.data.language
@@ -224,6 +260,10 @@ def memory_here() -> int:
     if card := _cuda():
         return card[1]
     return int(machine_memory()["total"] * (MPS_SHARE if _has_apple_gpu() else 1))
+
+
+def _has_gpu() -> bool:
+    return bool(_cuda()) or _has_apple_gpu()
 
 
 def _has_apple_gpu() -> bool:

@@ -57,7 +57,7 @@ KEYS = {
     "start": "now, or later (only save)",
 }
 # Whether these are asked depends on the machines, so an answer that was not needed is no mistake.
-IF_NEEDED = {"import", "outside", "keep_best", "setup", "overwrite", "master", "together"}
+IF_NEEDED = {"import", "outside", "language", "keep_best", "setup", "overwrite", "master", "together"}
 JSON = re.compile(r'\s*(\{|\[\s*["\[{\]])')  # an object or a list; an INI file may begin with [answers]
 OTHER = "\0other"
 Check = Callable[[str], object]  # raises OSError, ValueError or TunerError for an impossible answer; `str` accepts all
@@ -190,16 +190,27 @@ class Back(Exception):
 
 
 class Questions(Journal):
-    """Asks a person, or takes what the file at `path` says, and else the default.
+    """Asks a person, or takes what `answers` or the file at `path` says, and else the default.
 
+    place: what stands before a key in messages. earlier: answers of a person who left, which are suggested again.
     taken: each answer by its key, in the order of the questions. cut: folders into which clips were written meanwhile.
     The console is quiet while answers are taken from the journal: all that would be printed is on the screen already.
     """
 
-    def __init__(self, path: Path | None = None, console: Console | None = None):
+    def __init__(
+        self,
+        path: Path | None = None,
+        console: Console | None = None,
+        *,
+        answers: Mapping[str, str] | None = None,
+        earlier: Mapping[str, str] | None = None,
+        place: str = "",
+    ):
         super().__init__()
-        self.path, self.interactive = path, path is None
-        self.answers = load_answers(path) if path else {}
+        self.path, self.interactive = path, path is None and answers is None
+        self.place = f"{path}: " if path else place
+        self.answers = load_answers(path) if path else dict(answers or {})
+        self.earlier = dict(earlier or {})
         self.taken: dict[str, str] = {}
         self.cut: list[Path] = []
         self._console = console or Console()
@@ -221,6 +232,9 @@ class Questions(Journal):
         if not self.interactive:
             return self._read(key, default, lambda answer: _check_option(answer, options, check if other else None))
         extra = [Option(value=OTHER, title=other)] if other else []
+        default = self.earlier.get(key, default)
+        if other and default and default not in [option.value for option in options]:
+            default = OTHER
         answer = self._pick(message, [*options, *extra], default)
         if answer == OTHER:
             return self.text(key, f"{other}:", "", check)
@@ -241,7 +255,7 @@ class Questions(Journal):
         def ask(suggested: str) -> str:
             return self._ask(questionary.text(message, default=suggested, validate=valid)).strip()
 
-        self.taken[key] = self.answer(message, default, ask)
+        self.taken[key] = self.answer(message, self.earlier.get(key, default), ask)
         return self.taken[key]
 
     def confirm(self, key: str, message: str, default: bool) -> bool:
@@ -254,7 +268,7 @@ class Questions(Journal):
 
         usual = "yes" if default else "no"
         if self.interactive:
-            self.taken[key] = self.answer(message, usual, ask)
+            self.taken[key] = self.answer(message, self.earlier.get(key, usual), ask)
         else:
             self._read(key, usual, check)
         return self.taken[key].lower() in TRUE
@@ -269,7 +283,7 @@ class Questions(Journal):
         """Raise ConfigError for an answer to a question that was never asked."""
         for key in self.answers:
             if key not in self.taken and key not in IF_NEEDED:
-                what = f"{self.path}: {key} was answered, but with the other answers it is not asked"
+                what = f"{self.place}{key} was answered, but with the other answers it is not asked"
                 raise ConfigError(what, remedy=f"Leave it out. It means: {KEYS[key]}.")
 
     def _read(self, key: str, default: str, check: Check) -> str:
@@ -278,7 +292,7 @@ class Questions(Journal):
             check(answer)
         except (OSError, ValueError, TunerError) as error:
             what = f"{key} = {answer}" if answer else f"{key} is missing, and it has no default"
-            wrong = ConfigError(f"{self.path}: {what}: {error}", remedy=f"{key}: {KEYS[key]}.")
+            wrong = ConfigError(f"{self.place}{what}: {error}", remedy=f"{key}: {KEYS[key]}.")
             wrong.exit_status = getattr(error, "exit_status", wrong.exit_status)
             raise wrong from None
         return answer

@@ -75,13 +75,13 @@ def test_all_defaults_are_saved_as_a_profile_and_the_rest_stays(folder, tmp_path
     new = {f"clips/all-{kind}.csv" for kind in ("train", "validation", "test")}
     assert set(after) - set(before) == new
     assert all(after[name] == content for name, content in before.items() if name != "config.ini")
-    profile = ConfigFile(folder / "config.ini").profile("clips-full")
+    profile = ConfigFile(folder / "config.ini").profile("clips-lora")
     assert profile.train == folder / "clips/all-train.csv"
-    assert (profile.method, profile.epochs, profile.seed) == ("full", 5, 7)
+    assert (profile.method, profile.epochs, profile.seed) == ("lora", 5, 7)
     assert profile.learning_rate == 5e-4  # a decimal comma is a point
     parts = [load_manifest(folder / name).samples for name in sorted(new)]
     assert sorted(sample.id for part in parts for sample in part) == [f"train-{n:03}" for n in range(24)]
-    assert "multimac finetune clips-full" in said
+    assert "multimac finetune clips-lora" in said
     assert not list(temporary.iterdir())  # the scratch folder is gone
 
 
@@ -109,7 +109,7 @@ def test_what_a_profile_of_the_same_has_chosen_is_suggested(folder, wizard, own)
         file.write(f"[dataset:d]\ntrain = {PROJECT}/bundled/data/train.csv\ntest = {PROJECT}/bundled/data/test.csv\n")
         file.write(f"validation = {PROJECT}/bundled/data/validation.csv\n")
         file.write(f"[profile:own]\nmodel = small\ndataset = d\nmethod = full\nepochs = 7\nkeep_best = {own}\n")
-    status, said = wizard(folder, {"start": "later", "name": "mine", "model": "small", "data": "d"})
+    status, said = wizard(folder, {"start": "later", "name": "mine", "model": "small", "data": "d", "method": "full"})
     assert status == 0, said
     profile = ConfigFile(folder / "config.ini").profile("mine")
     assert (profile.epochs, profile.keep_best) == (7, own == "true")

@@ -73,7 +73,14 @@ def test_from_a_folder_to_a_finished_run(tmp_path, clips, make, by, answers):
     source.mkdir()
     make(source, clips)
     (home / "config.ini").write_text(f"[model:small]\nbase_model = {PROJECT}/bundled/model\nnum_threads = 1\n")
-    told = {"data": f"'{source}'", "name": "mine", "epochs": 1, "start": "now", "where": "alone"} | answers
+    told = {
+        "data": f"'{source}'",
+        "name": "mine",
+        "method": "full",
+        "epochs": 1,
+        "start": "now",
+        "where": "alone",
+    } | answers
     (tmp_path / "answers.json").write_text(json.dumps(told))
     command = [sys.executable, str(PROJECT / "wizard.py"), "--answers", str(tmp_path / "answers.json")]
     done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300)

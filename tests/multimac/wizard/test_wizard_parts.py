@@ -198,8 +198,9 @@ def test_a_damaged_model_is_told_when_it_is_chosen(tmp_path, answer):
     folder = broken_model(tmp_path)
     (tmp_path / "config.ini").write_text(f"[model:mine]\nbase_model = {folder}\n")
     (tmp_path / "answers").write_text(f"[answers]\nmodel = {answer.format(folder=folder)}\n")
+    config = ConfigFile(tmp_path / "config.ini")
     with pytest.raises(TunerError, match=r"generation_config.json is damaged") as caught:
-        model.ask_model(Questions(tmp_path / "answers"), ConfigFile(tmp_path / "config.ini"))
+        model.ask_model(Questions(tmp_path / "answers"), config, model.offered(config)["mine"])
     assert caught.value.exit_status == ExitStatus.DATA
 
 

@@ -28,10 +28,12 @@ __all__ = ["clips"]
 PROJECT = Path(__file__).parents[3]
 ENTER, ESCAPE, CTRL_C, DOWN, LEFT, BACK = "\r", "\x1b", "\x03", "\x1b[B", "\x1b[D", "\x1b[Z"
 DELETE = "\x7f" * 12
+CHANGE = DOWN + ENTER  # at the first "Ready?"
 QUESTIONS = (
-    "Which model",
     "Which recordings",
+    "Ready?",
     "Split off",
+    "Which model",
     "Which weights",
     "Epochs",
     "Learning rate",
@@ -42,13 +44,14 @@ QUESTIONS = (
     "Ready?",
 )
 WIDTH = 80
+NO_TIME = "from multimac.wizard import flow; flow.show_time = lambda *_: None"  # measuring takes ten seconds
 CODES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>])")
 
 
 class Screen:
     """A child on a pseudo-terminal, that answers what a terminal is asked (where its cursor is)."""
 
-    def __init__(self, folder: Path, *options: str, first: str = ""):
+    def __init__(self, folder: Path, *options: str, first: str = NO_TIME):
         """first: Python that the child runs before the wizard."""
         self.seen = ""
         self.pid, self.fd = pty.fork()
@@ -123,13 +126,13 @@ def screen(folder: Path) -> Iterator[Screen]:
 
 
 def enter_until(screen: Screen, question: str) -> None:
-    """Take every default before `question`, which then waits for its answer."""
+    """Change everything, and take every default before `question`, which then waits for its answer."""
     for words in QUESTIONS:
         screen.expect(words)
-        if words == question:
+        if words == question and words != "Ready?":
             return
         time.sleep(0.1)  # the prompt draws first, then reads keys
-        screen.type(ENTER)
+        screen.type(CHANGE if words == "Ready?" else ENTER)
 
 
 @pytest.mark.slow
@@ -144,15 +147,16 @@ def test_shift_tab_goes_back_from_every_kind_of_question(folder, tmp_path):
         screen.type(keys)
 
     try:
-        answer("Which model", BACK + DOWN + BACK + "\x1b[A" + ENTER)  # there is none before the first
-        answer("Which recordings", ENTER)
+        answer("Which recordings", BACK + DOWN + BACK + "\x1b[A" + ENTER)  # there is none before the first
+        answer("Ready?", CHANGE)
         answer("Split off", "n")
-        answer("Which weights", BACK)
+        answer("Which model", BACK)
         answer("Split off", BACK)
-        answer("Which recordings", ENTER)
+        answer("Ready?", ENTER)  # to change something, as before
         answer("Split off", ENTER)  # no, as before
         screen.expect("no WER is measured")
-        answer("Which weights", DOWN + ENTER)
+        answer("Which model", ENTER)
+        answer("Which weights", ENTER)
         answer("Epochs", DELETE + "12" + LEFT + "3" + ENTER)
         answer("Learning rate", DELETE + "0.002" + ENTER)
         answer("Clips per step", ENTER)
@@ -171,7 +175,7 @@ def test_shift_tab_goes_back_from_every_kind_of_question(folder, tmp_path):
         answer("Name for this profile", DELETE * 2 + "mine" + ENTER)
         answer("Ready?", BACK)
         answer("Name for this profile: mine", ENTER)
-        answer("Ready?", DOWN + ENTER)
+        answer("Ready?", DOWN + ENTER)  # only save it: there is nothing more to change
         assert screen.wait() == 0
     finally:
         screen.end()
@@ -187,7 +191,7 @@ def test_a_setting_that_cannot_work_is_asked_for_again(folder, screen):
     enter_until(screen, "Learning rate")
     time.sleep(0.1)
     screen.type(DELETE + "5" + ENTER)
-    screen.expect("above 0.1 a model forgets all it knows; usual for this one: 0.0015")
+    screen.expect("above 0.1 a model forgets all it knows; usual for this one: 0.005")
     screen.type(DELETE + "1e-3" + ENTER)
     screen.expect("Clips per step")
 
@@ -196,9 +200,9 @@ def test_a_setting_that_cannot_work_is_asked_for_again(folder, screen):
 @pytest.mark.parametrize(
     ("question", "key"),
     [
-        ("Which model", ESCAPE),
+        ("Which recordings", ESCAPE),
         ("Split off", CTRL_C),
-        ("Ready?", ESCAPE),
+        ("Name for this profile", ESCAPE),
     ],
 )
 def test_leaving_leaves_everything_as_it_was(folder, screen, question, key):
@@ -216,17 +220,16 @@ def test_clips_that_were_cut_stay_and_are_not_cut_again(folder, screen, clips, t
     (tmp_path / "talks").mkdir()
     subtitles(tmp_path / "talks", clips)
     for question, keys in {
-        "Which model": ENTER,
         "Which recordings": DOWN + ENTER,
         "another manifest or folder": f"{tmp_path / 'talks'}{ENTER}",
         "Folder for the clips": ENTER,
-        "Split off": BACK,
+        "Ready?": BACK,
         "Folder for the clips and their manifests:": ENTER,
     }.items():
         screen.expect(question)
         time.sleep(0.1)
         screen.type(keys)
-    assert "cutting" not in screen.expect("Split off")
+    assert "cutting" not in screen.expect("Ready?")
     time.sleep(0.1)
     screen.type(ESCAPE)
     assert screen.wait() == 130
@@ -282,3 +285,37 @@ def test_a_remedy_is_shown_and_tried_again(folder, ssh_server, tmp_path):
         screen.end()
     assert files(folder) == before
     assert not (ssh_server.folder / "project").exists()
+
+
+def test_recordings_then_go_and_what_a_person_answered_who_left_is_suggested(folder, screen):
+    """The model of this test is English-only, so there is no question about the language."""
+    enter_until(screen, "Epochs")
+    time.sleep(0.1)
+    screen.type(DELETE + "7" + ENTER)
+    screen.expect("Learning rate")
+    time.sleep(0.1)
+    screen.type(ESCAPE)
+    assert screen.wait() == 130
+    screen.expect("Your answers are suggested the next time.")
+    again = Screen(folder)
+    try:
+        enter_until(again, "Epochs")
+        again.expect("7")
+        time.sleep(0.1)
+        again.type(ESCAPE)
+        assert again.wait() == 130
+    finally:
+        again.end()
+    express = Screen(folder, "--config", str(folder / "config.ini"))
+    try:
+        express.expect("Which recordings")
+        time.sleep(0.1)
+        express.type(ENTER)
+        shown = express.expect("Ready?")
+        assert "[profile:home-lora]" in shown and "Epochs" not in shown
+        time.sleep(0.1)
+        express.type(DOWN + DOWN + ENTER)
+        assert express.wait() == 0
+    finally:
+        express.end()
+    assert ConfigFile(folder / "config.ini").profile("home-lora").method == "lora"

@@ -1,0 +1,80 @@
+"""`multimac train`: one command from recordings to a model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_wizard_layouts import clips, pairs
+
+import cli_typer
+from distributed.checkup.speed import Speed
+from multimac.wizard.duration import expected_s, in_words
+from whisper_tuner.config import ConfigFile
+from whisper_tuner.data.dataset import Sample
+
+__all__ = ["clips"]
+
+PROJECT = Path(__file__).parents[3]
+
+
+@pytest.mark.slow
+def test_from_recordings_to_a_model_and_again_under_the_same_profile(tmp_path, clips):
+    source = tmp_path / "voice"
+    source.mkdir()
+    pairs(source, clips)
+    command = [
+        sys.executable,
+        str(PROJECT / "cli_typer.py"),
+        "train",
+        "voice",
+        "--model",
+        str(PROJECT / "bundled/model"),
+    ]
+    for _ in range(2):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "this will take about 1 minute" in " ".join(done.stdout.split())
+        assert "WER" in done.stdout and "multimac transcribe" in done.stdout
+    config = ConfigFile(tmp_path / "config.ini")
+    assert config.names("profile") == ["voice-lora"]  # the second time it is there already, as are its parts
+    assert {path.name for path in tmp_path.glob("*.csv")} == {
+        f"voice-{kind}.csv" for kind in ("train", "validation", "test")
+    }
+    assert len(list((tmp_path / "runs").glob("*/final"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothere"], "nothere: there is no such file or folder"),
+        ([str(PROJECT / "bundled/data"), "--language", "klingon"], "--language = klingon: unknown language"),
+        ([str(PROJECT / "bundled/data")], "--language is missing"),
+        ([str(PROJECT / "bundled/data"), "--model", "nobody"], "--model = nobody: no such folder"),
+        ([str(PROJECT / "bundled/data"), "--hosts", "nothere.json"], "nothere.json"),
+    ],
+)
+def test_a_wrong_word_is_named_and_nothing_is_written(tmp_path, monkeypatch, capsys, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    model = ["--model", "openai/whisper-tiny"] if "--model" not in arguments else []
+    assert cli_typer.main(["train", *arguments, *model]) == 3
+    assert words in " ".join("".join(capsys.readouterr()).split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_run_takes_is_the_sum_of_its_parts():
+    def some(count: int) -> tuple[Sample, ...]:
+        return tuple(Sample(id=str(n), audio=Path("a.wav"), text="a", duration_s=1.0, line=n) for n in range(count))
+
+    samples = {"train": some(80), "validation": some(8), "test": some(10)}
+    alone = [Speed(host="here", clips_s=4.0, step_s=2.0, mean_step_s=2.5, start_s=10.0, clip_s=1.5)]
+    # twice the start; 3 epochs of 10 steps of 2.5 s, and validation of a tenth of it at a third; 10 clips twice.
+    assert expected_s(samples, 3, 10, 2.5, alone) == pytest.approx(20 + 3 * (25 + 2.5 / 3) + 30)
+    assert [in_words(s) for s in (1, 89, 600, 3700)] == [
+        "about 1 minute",
+        "about 1 minute",
+        "about 10 minutes",
+        "about 1 h 2 min",
+    ]
