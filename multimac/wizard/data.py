@@ -29,12 +29,13 @@ from whisper_tuner.data.checks.table import findings
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
 from whisper_tuner.data.formats.layouts import kinds_inside, parts_of, with_siblings
 from whisper_tuner.data.formats.lists import STEM, is_list
+from whisper_tuner.data.formats.pairs import TEXT
 from whisper_tuner.data.formats.place import KIND_OF
 from whisper_tuner.data.formats.rows import AS_IT_IS
 from whisper_tuner.data.importing import OutsideAudio, import_source, outside_of
 from whisper_tuner.data.splitting import split
 from whisper_tuner.errors import ConfigError, TunerError
-from whisper_tuner.files import expanded, shown
+from whisper_tuner.files import expanded, is_audio, shown
 from whisper_tuner.languages import language_code
 from whisper_tuner.text import counted, duration
 
@@ -67,7 +68,7 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
             else:
                 data = Data(manifests=bring_in(questions, path, console) or beside(path))
             train = data.manifests["train"]
-            data.manifests = dict.fromkeys(kinds_inside(train), train) | data.manifests
+            data.manifests, data.source = dict.fromkeys(kinds_inside(train), train) | data.manifests, train
             _read(questions, data, console)
         except TunerError as error:
             console.print(str(error), style="red")
@@ -104,8 +105,9 @@ def bring_in(questions: Questions, source: Path, console: Console) -> dict[str, 
 
 
 def find(folder: Path) -> list[Manifests]:
-    """Find manifests, the nearest first; after SEARCH_S seconds, those found by then."""
-    return [files for files in _grouped(filter(is_list, _files(folder))) if "train" in files]
+    """Find manifests, and folders with a text beside each recording; after SEARCH_S seconds, those found by then."""
+    found = (path for path in _files(folder) if path.is_dir() or is_list(path))
+    return [files for files in _grouped(found) if "train" in files]
 
 
 def beside(manifest: Path) -> Manifests:
@@ -291,7 +293,7 @@ def _grouped(paths: Iterable[Path]) -> list[Manifests]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Give files that may be manifests, level by level."""
+    """Give files that may be manifests, and folders of recordings with texts, level by level."""
     deadline = time.monotonic() + SEARCH_S
     waiting = deque([(folder, 0)])
     while waiting and time.monotonic() < deadline:
@@ -302,6 +304,10 @@ def _files(folder: Path) -> Iterator[Path]:
             continue
         if depth and any(entry.name == "pyvenv.cfg" for entry in entries):
             continue
+        names = [Path(entry.name) for entry in entries if not entry.name.startswith(".")]
+        texts = {name.stem for name in names if name.suffix.lower() == TEXT}
+        if depth and any(name.stem in texts for name in names if is_audio(name)):
+            yield place
         for entry in entries:
             if entry.name.startswith(".") or entry.name in SKIPPED:
                 continue

@@ -38,10 +38,12 @@ class Model:
 class Data:
     """The recordings, by kind: `manifests` as they were found, those of a `split` still to be written, all `samples`.
 
-    language: as its section has it. stated_language: the code that the recordings' own lists give.
+    source: what the user named. language: as its section has it. stated_language: the code that the recordings' own
+    lists give.
     """
 
     section: str = ""
+    source: Path = Path()
     language: str = ""
     stated_language: str = ""
     manifests: dict[str, Path] = field(default_factory=dict)

@@ -71,7 +71,7 @@ def _measured(questions: Questions, draft: Draft, scratch: Path, console: Consol
     heard = of_all_lengths(samples.get("test", ()), HEARD)
 
     def look() -> list[Speed]:
-        with working(console, "measuring a few training steps and transcripts"):
+        with working(console, "measuring a few training steps and transcripts (usually under a minute)"):
             nothing = lambda *_: None  # noqa: E731 - no host is sent anything
             return measure(job, samples["train"], HERE, (), scratch, nothing, (1,), steps=STEPS, test=heard)
 

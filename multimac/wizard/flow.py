@@ -36,11 +36,12 @@ from .hosts import ALONE, HOSTS, ask_hosts, ask_strategy
 from .model import ask_language, ask_method, ask_model, ask_settings, is_multilingual, suggested_model, this_machine
 from .questions import Back, Option, Questions, write_answers
 
-NOW, LATER, LEAVE, CHANGE = "now", "later", "leave", "change"
+NOW, LATER, LEAVE, CHANGE, MACHINES = "now", "later", "leave", "change", "machines"
 ANSWERS = "answers of the wizard"  # a kind of facts, by config.ini
 READY = [
     Option(value=NOW, title="save this and start training"),
-    Option(value=CHANGE, title="change something: the split, model, method, settings, machines"),
+    Option(value=MACHINES, title="train on several machines: asks which"),
+    Option(value=CHANGE, title="change something else: asks every question"),
     Option(value=LATER, title="only save it"),
     Option(value=LEAVE, title="quit and change nothing"),
 ]
@@ -139,6 +140,7 @@ def _ask(
     known = questions.answers.get("model", "")
     model = questions.once("suggest", round(speech_s), lambda: suggested_model(before, speech_s, known, console))
     draft = Draft(config_path=config, config_text=text, model=model, data=data)
+    start = CHANGE
     if questions.interactive:
         draft.data = ask_split(suggestions, data, console)
         draft.language = ask_language(questions, draft, console)
@@ -148,21 +150,23 @@ def _ask(
         _show(draft, console)
         show_time(questions, draft, scratch, console)
         start = questions.select("start", "Ready?", READY, NOW)
-        if start != CHANGE:
+        if start not in (MACHINES, CHANGE):
             return _decided(draft, start)
-    draft.data = ask_split(questions, data, console)
-    draft.model = ask_model(questions, before, model)
-    if not (questions.interactive and draft.language and is_multilingual(draft.model)):
-        draft.language = ask_language(questions, draft, console)
-    draft.method = ask_method(questions, draft.model)
-    draft.settings = ask_settings(questions, draft, console)
+    if start == CHANGE:
+        draft.data = ask_split(questions, data, console)
+        draft.model = ask_model(questions, before, model)
+        if not (questions.interactive and draft.language and is_multilingual(draft.model)):
+            draft.language = ask_language(questions, draft, console)
+        draft.method = ask_method(questions, draft.model)
+        draft.settings = ask_settings(questions, draft, console)
     if group := ask_hosts(questions, draft, scratch, console, hosts_file):
         ask_strategy(questions, draft, group, scratch, console)
     _ask_name(questions, draft)
     _show(draft, console)
     if questions.interactive or questions.path is None:
         show_time(questions, draft, scratch, console)
-    start = questions.select("start", "Ready?", [option for option in READY if option.value != CHANGE], NOW)
+    decided = [option for option in READY if option.value not in (MACHINES, CHANGE)]
+    start = questions.select("start", "Ready?", decided, NOW)
     questions.finish()
     return _decided(draft, start)
 
@@ -188,8 +192,8 @@ def _ask_name(questions: Questions, draft: Draft) -> None:
             _holds(draft.config, *section) for section in draft.sections()
         )
 
-    train = draft.data.manifests["train"]
-    place = (train if train.is_dir() else train.parent).resolve()  # it may be ../recordings
+    source = draft.data.source
+    place = (source if source.is_dir() else source.parent).resolve()  # it may be ../recordings
     stem = re.sub(r"[^\w.-]+", "-", f"{draft.data.section or place.name}-{draft.method}", flags=re.ASCII).strip("-._")
     free = next(filter(is_free, numbered(stem)))
     while True:

@@ -57,10 +57,14 @@ def test_manifests_are_found_by_header_and_grouped_by_name(tmp_path):
         path.write_text("day,note\n" if "notes" in name else header)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "train.csv").write_text("audio,text\n")
+    (tmp_path / "d").mkdir()
+    for name in ("d/1.wav", "d/1.txt", "d/2.wav"):
+        (tmp_path / name).touch()
     found = [{kind: path.name for kind, path in files.items()} for files in find(tmp_path)]
     assert found == [
         {"train": "train.csv", "validation": "dev.csv", "test": "test.tsv"},
         {"train": "fr_train.jsonl", "test": "fr_test.jsonl"},
+        {"train": "d"},
     ]
     assert beside(tmp_path / "a/train.csv").keys() == {"train", "validation"}
 

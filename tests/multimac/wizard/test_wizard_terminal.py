@@ -28,7 +28,7 @@ __all__ = ["clips"]
 PROJECT = Path(__file__).parents[3]
 ENTER, ESCAPE, CTRL_C, DOWN, LEFT, BACK = "\r", "\x1b", "\x03", "\x1b[B", "\x1b[D", "\x1b[Z"
 DELETE = "\x7f" * 12
-CHANGE = DOWN + ENTER  # at the first "Ready?"
+CHANGE = DOWN + DOWN + ENTER  # at the first "Ready?"
 QUESTIONS = (
     "Which recordings",
     "Ready?",
@@ -314,7 +314,7 @@ def test_recordings_then_go_and_what_a_person_answered_who_left_is_suggested(fol
         shown = express.expect("Ready?")
         assert "[profile:home-lora]" in shown and "Epochs" not in shown
         time.sleep(0.1)
-        express.type(DOWN + DOWN + ENTER)
+        express.type(3 * DOWN + ENTER)
         assert express.wait() == 0
     finally:
         express.end()
