@@ -35,7 +35,7 @@ from whisper_tuner.data.labels import token_limit
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
 from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.files import expanded, shown
-from whisper_tuner.hub import is_adapter
+from whisper_tuner.hub import base_of, is_adapter
 from whisper_tuner.languages import language_code, text_language
 
 from .cut_long import cut_long, long_clips, told_of
@@ -184,7 +184,6 @@ def _plain(model: str) -> str:
     """Return the base of an adapter, which has no sizes of its own; any other model itself. Raises ModelError."""
     if not is_adapter(model):
         return model
-    from whisper_tuner.export.final import base_of
 
     return str(base_of(expanded(model)))
 

@@ -28,9 +28,8 @@ from whisper_tuner.eval.predictions import (
     align,
     worst,
 )
-from whisper_tuner.export.final import base_of, load_model
 from whisper_tuner.files import shown
-from whisper_tuner.hub import is_adapter
+from whisper_tuner.hub import base_of, is_adapter
 from whisper_tuner.text import duration
 
 from .models import origin_of, slug
@@ -108,6 +107,8 @@ def base_model_of(candidate: Candidate) -> str:
 
 def check_models(chosen: Sequence[Candidate]) -> None:
     """Load each model once, one at a time. Raises the first ModelError."""
+    from whisper_tuner.export.final import load_model
+
     for candidate in chosen:
         try:
             load_model(candidate.path)

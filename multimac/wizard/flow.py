@@ -85,7 +85,7 @@ def _ask(questions: Questions, config: Path, scratch: Path, console: Console) ->
     keys += "Esc or Ctrl-C quits and changes nothing."
     banner = f"Fine-tune Whisper on your own speech\n{this_machine()}\n{keys}"
     console.print(Panel(banner, expand=False))
-    model = ask_model(questions, ConfigFile(config, text))
+    model = ask_model(questions, ConfigFile(config, text), console)
     data = ask_data(questions, ConfigFile(config, text), console)
     draft = Draft(config_path=config, config_text=text, model=model, data=data)
     draft.language = ask_language(questions, draft, console)

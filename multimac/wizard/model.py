@@ -19,10 +19,10 @@ from exogym.config import TRUE, parse
 from multimac.view.progress import working
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.labels import folder_is_multilingual, token_limit
-from whisper_tuner.errors import ConfigError
+from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.eval.spoken_language import languages_heard
 from whisper_tuner.files import expanded, shown
-from whisper_tuner.hub import HUB_ID, folder_here
+from whisper_tuner.hub import HUB_ID, check_at_hand, folder_here
 from whisper_tuner.languages import language_code
 from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import MPS_SHARE, profile_memory, shape_of
@@ -62,7 +62,7 @@ ENOUGH_CLIPS = 20  # of validation: with fewer its loss says little
 BEST = {"keep_best": "true", "early_stopping": str(NO_BETTER)}
 
 
-def ask_model(questions: Questions, config: ConfigFile) -> Model:
+def ask_model(questions: Questions, config: ConfigFile, console: Console) -> Model:
     models = offered(config)
     answer = questions.select(
         "model",
@@ -74,7 +74,18 @@ def ask_model(questions: Questions, config: ConfigFile) -> Model:
     )
     model = models.get(answer) or _model_of(answer, config)
     is_multilingual(model)  # what is damaged there is told before the data is read
+    if said := questions.once("at hand", model.base_model, partial(_not_at_hand, model.base_model)):
+        console.print(said, style="yellow", markup=False, soft_wrap=True)
     return model
+
+
+def _not_at_hand(base_model: str) -> str:
+    """Say why a model is not to be had now; no more than that, for it may be when the training begins."""
+    try:
+        check_at_hand(base_model)
+    except ModelError as error:
+        return str(error)
+    return ""
 
 
 def ask_method(questions: Questions, model: Model) -> str:

@@ -190,7 +190,7 @@ def test_models(desk, make, command, status, place, remedy):
     ("url", "message", "remedy"),
     [
         ("http://127.0.0.1:9", "cannot be fetched from the hub: [Errno", "Check the network"),
-        ("http://hub.invalid", "cannot be fetched from the hub: [Errno", "set base_model to a folder"),
+        ("http://hub.invalid", "cannot be fetched from the hub: [Errno", "a folder that holds the model"),
         ("", "the hub has no model of this name", "huggingface.co"),
     ],
     ids=["port closed", "name not known", "no such model"],

@@ -238,7 +238,9 @@ def shortened(text: str) -> str:
 # What lies around Python.
 
 
-def service_checks() -> list[Check]:
+def service_checks(*, hosts: bool) -> list[Check]:
+    """Return what runs are disturbed by; hosts: also what machines need to reach each other."""
+
     def on_a_mac(name: str, look: Callable[[], Finding]) -> Check:
         return Check(name, look if is_macos() else lambda: skipped("checked on a Mac only"))
 
@@ -249,12 +251,17 @@ def service_checks() -> list[Check]:
         state, block_all = (output_of([FIREWALL, question]) for question in ("--getglobalstate", "--getblockall"))
         return judge_firewall(state, block_all, real_python())
 
+    alone = [
+        on_a_mac("sleep", lambda: judge_sleep(pmset(), pmset("batt"), CAFFEINATE.exists())),
+        on_a_mac("display", lambda: judge_display(pmset())),
+    ]
+    if not hosts:
+        return alone
     return [
         Check("network", check_network),
         Check("ssh server", check_ssh_server),
         Check("ssh keys", lambda: check_ssh_keys(Path.home() / ".ssh", os.environ)),
-        on_a_mac("sleep", lambda: judge_sleep(pmset(), pmset("batt"), CAFFEINATE.exists())),
-        on_a_mac("display", lambda: judge_display(pmset())),
+        *alone,
         on_a_mac("firewall", firewall),
     ]
 

@@ -11,6 +11,7 @@ import pytest
 from distributed.checkup.speed import Speed, step_of_all
 from distributed.plan.automatic import Conditions, Measured
 from distributed.ssh.host import Host, Hosts
+from multimac.view.terminal import Console
 from multimac.wizard import model
 from multimac.wizard.data import beside, find
 from multimac.wizard.draft import Data, Draft, Group, Model, with_sections
@@ -199,7 +200,7 @@ def test_a_damaged_model_is_told_when_it_is_chosen(tmp_path, answer):
     (tmp_path / "config.ini").write_text(f"[model:mine]\nbase_model = {folder}\n")
     (tmp_path / "answers").write_text(f"[answers]\nmodel = {answer.format(folder=folder)}\n")
     with pytest.raises(TunerError, match=r"generation_config.json is damaged") as caught:
-        model.ask_model(Questions(tmp_path / "answers"), ConfigFile(tmp_path / "config.ini"))
+        model.ask_model(Questions(tmp_path / "answers"), ConfigFile(tmp_path / "config.ini"), Console())
     assert caught.value.exit_status == ExitStatus.DATA
 
 
