@@ -34,7 +34,7 @@ from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.labels import token_limit
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
 from whisper_tuner.fact_store import CACHE, FactStore
-from whisper_tuner.files import expanded, shown
+from whisper_tuner.files import check_writable, expanded, shown
 from whisper_tuner.hub import base_of, is_adapter
 from whisper_tuner.languages import language_code, text_language
 
@@ -87,6 +87,9 @@ def data_check(
     helping = load_hosts(hosts).workers if hosts else ()
     asked = _asked(config, what, settings or (), language)
     into, corrections = fix_into and expanded(fix_into), fix.Corrections()
+    for option, folder in (("--fix", into), ("--out", out)):
+        if folder:
+            check_writable(folder, f"Choose another folder with {option}.")
     if into:
         fix.check_target(into, asked.manifests.values())
         corrections = fix.read_corrections(into)

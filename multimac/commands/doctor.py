@@ -110,4 +110,4 @@ def _print(console: Console, findings: Sequence[Finding], deep: bool, hosts: boo
     else:
         console.print(f"{f'Fit to train; {warnings}' if count[Severity.WARNING] else 'All well'}.{more}")
     if not hosts:
-        console.print("To train on several machines: `multimac doctor --hosts` on each, then `multimac hosts check`.")
+        console.print("For several machines: `multimac doctor --hosts` on each, `multimac hosts check`.")

@@ -56,8 +56,8 @@ def transcribe(
         raise ConfigError("--words: plain text has no times", remedy="Add --format json, srt or vtt.")
     code = language_code(language) if language else None
     written = _files(audio, form, out)
-    _check_files(audio, written, force=force)
     model = model_named(model, config)
+    _check_files(audio, written, force=force)
     fetch_model(model)
     console = Console(stderr=True)
     with _from_stdin() if STDIN in written else contextlib.nullcontext(STDIN) as spooled:

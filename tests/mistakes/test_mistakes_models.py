@@ -205,5 +205,6 @@ def test_the_hub(desk, url, message, remedy):
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 4, done.stderr
     said, advice = done.stderr.splitlines()  # and nothing of the client's own tries
+    assert "did you mean 'openai/whisper-tiny'?" in done.stderr
     assert said.startswith(f"error: openai/whisper-tniy: {message}") and remedy in advice
     assert desk.snapshot() == before
