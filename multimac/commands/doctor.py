@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from distributed.checkup.doctor.machine import machine_checks, service_checks
+from distributed.checkup.doctor.machine import FOR_HOSTS, machine_checks, service_checks
 from distributed.checkup.findings import Finding, Severity, Tell, examine, exit_status, problem
 from distributed.hosts.paths import PROJECT
 from distributed.plan.hosts_file import HOSTS_FILE
@@ -41,8 +41,9 @@ def doctor(
     job = resolve(file, profile) if file else None
     hosts = hosts or (config.parent / HOSTS_FILE).exists() or bool(file and file.has("distributed", profile))
     runs = job.profile.runs_dir if job else PROJECT / "runs"
+    services = [check for check in service_checks() if hosts or check.name not in FOR_HOSTS]
     with working(Console(stderr=True, highlight=False)) as show:  # stdout holds the result alone
-        findings = examine([*machine_checks(job, runs), *service_checks(hosts=hosts)], show)
+        findings = examine([*machine_checks(job, runs), *services], show)
         if deep:
             findings += _deep(job.profile if job else None, show)
     if as_json:

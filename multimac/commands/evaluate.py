@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from whisper_tuner.eval.evaluation import Evaluation
     from whisper_tuner.eval.text_cache import Decoding
 
-ELSEWHERE = "Free some space, or choose another folder with --out."
 CAPTIONS = {
     "full": "audio padded to 30 s, as other programs do",
     "cropped": "audio cropped to its own length; other programs pad it to 30 s",
@@ -86,10 +85,19 @@ def evaluate(
     folders = _folders(chosen, manifests, out, other_way)
     for model in chosen:
         fetch_model(model.path)
-    with working(console, "loading the models"):
-        decoding = _decoding(audio_context, fallback)
-        check_models(chosen)
-    decoding = replace(decoding, language=language or (used.language if used else ""), task=used.task if used else "")
+    with working(console, "loading torch") as tell:
+        from exogym import device as devices
+        from whisper_tuner.eval.evaluation import FALLBACK, GREEDY
+        from whisper_tuner.eval.text_cache import Decoding
+
+        check_models(chosen, tell)
+    decoding = Decoding(
+        device=devices.choose().type,
+        language=language or (used.language if used else ""),
+        task=used.task if used else "",
+        audio_context=audio_context,
+        temperatures=FALLBACK if fallback else GREEDY,
+    )
     results = [one for model in chosen for one in _results(console, model, manifests, decoding, batch_size, folders)]
     results.sort(key=lambda one: manifests.index(one.manifest))
     _show(console, manifests, results, worst, as_json=as_json)
@@ -119,16 +127,6 @@ def _manifests(
         if manifest.problems:
             console.print(f"{manifest.path}: {described(manifest.problems)}", soft_wrap=True)
     return manifests
-
-
-def _decoding(audio_context: str, fallback: bool) -> Decoding:
-    from exogym import device as devices
-    from whisper_tuner.eval.evaluation import FALLBACK, GREEDY
-    from whisper_tuner.eval.text_cache import Decoding
-
-    ways = FALLBACK if fallback else GREEDY
-    device = devices.choose().type
-    return Decoding(device=device, language="", task="", audio_context=audio_context, temperatures=ways)
 
 
 def _folders(
@@ -193,10 +191,7 @@ def _measured(
 
     for problem in result.problems:
         console.print(f"{manifest.path.name}: skipped: {problem}", soft_wrap=True)
-    try:
-        path = write_predictions(folder / PREDICTIONS, result.rows)
-    except OSError as error:
-        raise ConfigError(f"{folder}: {error.strerror}", remedy=ELSEWHERE) from None
+    path = write_predictions(folder / PREDICTIONS, result.rows)
     record = {
         "model": model.path,
         "base": model.untouched,

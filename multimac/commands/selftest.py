@@ -70,10 +70,8 @@ def selftest(
 def _check_writable(out: Path) -> None:
     """Try to write before five minutes of work. Raises ConfigError."""
     remedy = "Name another file with --out."
-    if out.is_dir():
-        raise ConfigError(f"{out} is a folder", remedy=remedy)
-    if not out.absolute().parent.is_dir():
-        raise ConfigError(f"{out.parent}: there is no such folder", remedy=remedy)
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise ConfigError(f"{out} is {'a' if out.is_dir() else 'in no'} folder", remedy=remedy)
     check_writable(out.parent, remedy)
 
 

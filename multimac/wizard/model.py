@@ -23,7 +23,7 @@ from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.eval.spoken_language import languages_heard
 from whisper_tuner.files import expanded, shown
 from whisper_tuner.hub import HUB_ID, check_at_hand, folder_here
-from whisper_tuner.languages import language_code
+from whisper_tuner.languages import LANGUAGES, language_code
 from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import MPS_SHARE, profile_memory, shape_of
 from whisper_tuner.text import size
@@ -175,10 +175,8 @@ def _guessed(questions: Questions, draft: Draft, console: Console) -> str:
     found = questions.once("listen", (draft.model.base_model, clips), listen)
     if not found:
         return ""
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES
-
     [(code, count)] = Counter(found).most_common(1)
-    name = LANGUAGES.get(code, code).title()
+    name = LANGUAGES.get(code, [code])[0].title()
     console.print(f"A guess of this model: it sounds like {name} in {count} of {len(found)} clips.", markup=False)
     return code if count > len(found) / 2 else ""
 

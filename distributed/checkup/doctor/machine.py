@@ -49,6 +49,7 @@ BITES = {
 }
 SSH_PORT = 22
 CAFFEINATE = Path("/usr/bin/caffeinate")
+FOR_HOSTS = {"network", "ssh server", "ssh keys", "firewall"}  # checks that concern nobody with one machine
 KEYS = "id_ed25519 id_ecdsa id_rsa id_ed25519_sk id_ecdsa_sk"
 
 
@@ -238,9 +239,7 @@ def shortened(text: str) -> str:
 # What lies around Python.
 
 
-def service_checks(*, hosts: bool) -> list[Check]:
-    """Return what runs are disturbed by; hosts: also what machines need to reach each other."""
-
+def service_checks() -> list[Check]:
     def on_a_mac(name: str, look: Callable[[], Finding]) -> Check:
         return Check(name, look if is_macos() else lambda: skipped("checked on a Mac only"))
 
@@ -251,17 +250,12 @@ def service_checks(*, hosts: bool) -> list[Check]:
         state, block_all = (output_of([FIREWALL, question]) for question in ("--getglobalstate", "--getblockall"))
         return judge_firewall(state, block_all, real_python())
 
-    alone = [
-        on_a_mac("sleep", lambda: judge_sleep(pmset(), pmset("batt"), CAFFEINATE.exists())),
-        on_a_mac("display", lambda: judge_display(pmset())),
-    ]
-    if not hosts:
-        return alone
     return [
         Check("network", check_network),
         Check("ssh server", check_ssh_server),
         Check("ssh keys", lambda: check_ssh_keys(Path.home() / ".ssh", os.environ)),
-        *alone,
+        on_a_mac("sleep", lambda: judge_sleep(pmset(), pmset("batt"), CAFFEINATE.exists())),
+        on_a_mac("display", lambda: judge_display(pmset())),
         on_a_mac("firewall", firewall),
     ]
 
