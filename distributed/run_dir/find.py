@@ -157,7 +157,13 @@ def named_removals(runs: Sequence[RunSummary], folders: Sequence[Path]) -> list[
 def remove(removal: Removal) -> None:
     """Remove it. Raises RunError if the run was resumed in the meantime, or if the folder cannot be removed."""
     with only_one(removal.run.path):
-        try:
-            shutil.rmtree(removal.path)
-        except OSError as error:
-            raise RunError(f"{error.filename}: {error.strerror}", remedy="Look at its permissions.") from None
+        remove_folder(removal.path)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with all that is in it. Raises RunError."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        # Its filename is the last part of the path alone.
+        raise RunError(f"{folder} cannot be removed: {error.strerror}", remedy="Look at its permissions.") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from distributed.hosts.paths import PROJECT, STORE
-from distributed.run_dir.find import Removal, age, find_run, named_removals, removals, remove, run_dirs
+from distributed.run_dir.find import Removal, age, find_run, named_removals, removals, remove, remove_folder, run_dirs
 from distributed.run_dir.folder import disk_use
 from distributed.run_dir.summary import RUNNING, read_run
 from multimac.view.models import folders_of
@@ -87,7 +86,7 @@ def _clean_cache(console: Console, folders: Sequence[Path], *, really: bool, as_
             raise ConfigError(f"{run.id} is running", remedy=f"Stop it first: multimac runs stop {run.id}")
     held, reason = disk_use(path)[0] if path.is_dir() else 0, "it is computed anew when it is needed"
     if really and held:
-        shutil.rmtree(path.resolve())  # it may be a link to a larger disk
+        remove_folder(path.resolve())  # it may be a link to a larger disk
     if as_json:
         one = {"run": "", "path": str(path), "bytes": held, "reason": reason, "removed": not path.exists()}
         print(json.dumps({"removals": [one] if held else [], "kept": []}, indent=2))
