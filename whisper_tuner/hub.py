@@ -79,14 +79,14 @@ def _is_on_hub(base_model: str, name: str) -> bool:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled, RepositoryNotFoundError
 
-    others = () if base_model in WHISPERS else WHISPERS
+    near = "" if base_model in WHISPERS else nearest(base_model, WHISPERS)
     # Without an answer only a name of OpenAI's is known to be wrong.
-    meant = nearest(base_model, others, " Of OpenAI's models, ") if base_model.startswith("openai/") else ""
+    meant = f" Of OpenAI's models{near}" if near and base_model.startswith("openai/") else ""
     with loading(f"{base_model}: {NOT_FETCHED}", remedy=CHECK_NETWORK + meant):
         try:
             get_hf_file_metadata(hf_hub_url(base_model, name), timeout=HUB_S)
         except RepositoryNotFoundError:
-            what = f"{base_model}: the hub has no model of this name{nearest(base_model, others)}"
+            what = f"{base_model}: the hub has no model of this name{near}"
             remedy = "Look it up on huggingface.co; one that is not public needs `hf auth login`."
             raise ModelError(what, remedy=remedy) from None
         except OfflineModeIsEnabled:

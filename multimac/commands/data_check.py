@@ -94,6 +94,7 @@ def data_check(
         fix.check_target(into, asked.manifests.values())
         corrections = fix.read_corrections(into)
     model = model_named(model, config) if model else ""
+    fetch_model(model)
     material, notes = _material(console, asked, model)
     load = cache(lambda: _loaded(model))
     if model:
@@ -224,7 +225,6 @@ def _heard(
     from whisper_tuner.eval.evaluation import GREEDY, compared, generation_settings, heard_in
     from whisper_tuner.eval.text_cache import Decoding, TextCache
 
-    fetch_model(name)
     device = devices.choose()
     heard: dict[tuple[str, int], Heard] = {}
     keys: dict[str, str | None] = {}
