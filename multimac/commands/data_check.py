@@ -87,12 +87,12 @@ def data_check(
     helping = load_hosts(hosts).workers if hosts else ()
     asked = _asked(config, what, settings or (), language)
     into, corrections = fix_into and expanded(fix_into), fix.Corrections()
-    for option, folder in (("--fix", into), ("--out", out)):
-        if folder:
-            check_writable(folder, f"Choose another folder with {option}.")
     if into:
         fix.check_target(into, asked.manifests.values())
+        check_writable(into, "Choose another folder with --fix.")
         corrections = fix.read_corrections(into)
+    if out:
+        check_writable(out)
     model = model_named(model, config) if model else ""
     fetch_model(model)
     material, notes = _material(console, asked, model)
