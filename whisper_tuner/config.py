@@ -15,6 +15,8 @@ from whisper_tuner.files import expanded
 
 INHERITED = ("model", "dataset")  # kinds of sections that a profile is made of
 KINDS = (*INHERITED, "profile", "distributed")
+SIZES = "tiny tiny.en base base.en small small.en medium medium.en large large-v2 large-v3 large-v3-turbo"
+WHISPERS = [f"openai/whisper-{size}" for size in SIZES.split()]  # all that OpenAI has on the hub
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -373,7 +375,8 @@ class ConfigFile:
         if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not text.startswith("."):
             return text
         remedy = f"A folder in transformers layout (looked at {path}), or a hub id such as openai/whisper-small."
-        raise ConfigError(f"{place}: base_model = {text}: no such folder, and not a hub id", remedy=remedy)
+        what = f"{place}: base_model = {text}: no such folder, and not a hub id{nearest(text, WHISPERS)}"
+        raise ConfigError(what, remedy=remedy)
 
     def _unreadable(self, error: configparser.Error, text: str) -> ConfigError:
         errors = getattr(error, "errors", None)  # of a ParsingError

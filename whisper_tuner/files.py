@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from types import SimpleNamespace
 
-from whisper_tuner.errors import RunError
+from whisper_tuner.errors import ConfigError, RunError
 
 DATALESS = 0x40000000  # SF_DATALESS (man chflags of macOS); in Python's stat from 3.13 on
 FORMULA = r"'*[=+\-@\t\r\n]"  # how a cell begins that a spreadsheet computes
@@ -64,6 +64,24 @@ def refusal(error: OSError) -> RunError | None:
         return None
     what = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error.strerror)
     return RunError(what, remedy=REMEDIES.get(error.errno or 0, "Choose another file or folder."))
+
+
+def check_writable(folder: Path, remedy: str = "Choose another folder with --out.") -> None:
+    """Try to write where a folder is, or is to be made, before hours of work. Raises ConfigError; leaves nothing."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))  # noqa: PTH110
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:  # a full disk lets it open one
+            file.write(bytes(1 << 16))
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}", remedy=remedy) from None
+
+
+def beside(path: Path) -> list[str]:
+    """List the names in the folder where a path is, or was looked for."""
+    try:
+        return [found.name for found in path.parent.iterdir()]
+    except OSError:
+        return []
 
 
 def shown(path: Path) -> Path:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from exogym.config import nearest
-from whisper_tuner.config import Profile
+from whisper_tuner.config import WHISPERS, Profile
 from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.files import download_remedy, expanded, is_below, is_evicted, is_file
-from whisper_tuner.text import parse_json
+from whisper_tuner.text import is_unicode, parse_json
 
 ADAPTER_CONFIG = "adapter_config.json"  # of a LoRA adapter
 HUB_ID = r"\w[\w.-]*/[\w.-]+"
-HUB_S = 10.0
+HUB_S = 5.0
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # the first that a model has
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"  # behind the name of weights that lie in several files
@@ -23,7 +25,7 @@ EXTRACTOR, TOKENIZER = ("preprocessor_config.json", "processor_config.json"), ("
 # A model has at least one file of each.
 NEEDED = (("config.json",), (SAFETENSORS, SAFETENSORS + INDEX, PICKLED, PICKLED + INDEX), EXTRACTOR, TOKENIZER)
 NOT_FETCHED = "cannot be fetched from the hub"
-CHECK_NETWORK = "Check the network, or set base_model to a folder that holds the model."
+CHECK_NETWORK = "Check the network, or name a folder that holds the model."
 COPY_AGAIN = "Copy the model again."
 LAYOUT = "Give a folder in transformers layout, or a hub id such as openai/whisper-small."
 PANIC = "PanicException"  # of a library in Rust: no Exception, and it cannot be imported
@@ -63,21 +65,42 @@ def model_file(base_model: str | Path, name: str) -> Path | None:
         file = expanded(base_model) / name
         return file if file.is_file() else None
     base_model = str(base_model)
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     with loading(f"{base_model}: {NOT_FETCHED}", remedy=CHECK_NETWORK):
         with contextlib.suppress(LocalEntryNotFoundError):
             return Path(hf_hub_download(base_model, name, local_files_only=True))
+        return Path(hf_hub_download(base_model, name)) if _is_on_hub(base_model, name) else None
+
+
+def _is_on_hub(base_model: str, name: str) -> bool:
+    """Ask the hub once for a file; a download would try for half a minute. Raises ModelError."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled, RepositoryNotFoundError
+
+    near = "" if base_model in WHISPERS else nearest(base_model, WHISPERS)
+    # Without an answer only a name of OpenAI's is known to be wrong.
+    meant = f" Of OpenAI's models{near}" if near and base_model.startswith("openai/") else ""
+    with loading(f"{base_model}: {NOT_FETCHED}", remedy=CHECK_NETWORK + meant):
         try:
-            # The download itself tries for half a minute.
             get_hf_file_metadata(hf_hub_url(base_model, name), timeout=HUB_S)
-            return Path(hf_hub_download(base_model, name))
         except RepositoryNotFoundError:
+            what = f"{base_model}: the hub has no model of this name{near}"
             remedy = "Look it up on huggingface.co; one that is not public needs `hf auth login`."
-            raise ModelError(f"{base_model}: the hub has no model of this name", remedy=remedy) from None
+            raise ModelError(what, remedy=remedy) from None
+        except OfflineModeIsEnabled:
+            remedy = f"Unset it to fetch the model, or name a folder that holds it.{meant}"
+            raise ModelError(f"{base_model} is not on this disk, and HF_HUB_OFFLINE is set", remedy=remedy) from None
         except EntryNotFoundError:
-            return None
+            return False
+    return True
+
+
+def check_at_hand(base_model: str) -> None:
+    """Raise ModelError for a hub id that is neither on this disk nor on the hub, or if the hub cannot be reached."""
+    if folder_here(base_model) is None:
+        _is_on_hub(base_model, "config.json")
 
 
 def model_folder(base_model: str, *, show: bool = False) -> Path:
@@ -87,7 +110,7 @@ def model_folder(base_model: str, *, show: bool = False) -> Path:
     """
     if expanded(base_model).is_dir():
         return expanded(base_model)
-    model_file(base_model, "config.json")  # what cannot be fetched is told at once
+    check_at_hand(base_model)
     for weights in WEIGHTS:
         bars = show and _stored(base_model, weights) is None
         with loading(f"{base_model}: {NOT_FETCHED}", remedy=CHECK_NETWORK):
@@ -119,6 +142,30 @@ def _snapshot(base_model: str, weights: str, *, bars: bool = False, is_here: boo
 def is_adapter(model: str | Path) -> bool:
     """Tell if a model is a folder with a LoRA adapter, which needs its base model."""
     return (expanded(model) / ADAPTER_CONFIG).is_file()
+
+
+def base_of(folder: Path) -> str | Path:
+    """Find the base that an adapter names; a relative path starts at the adapter's own folder. Raises ModelError."""
+    name = settings_of(folder, ADAPTER_CONFIG).get("base_model_name_or_path")
+    if not isinstance(name, str) or not name or not is_unicode(name):
+        raise ModelError(
+            f"{folder} names no base model",
+            remedy=f"Write it into {ADAPTER_CONFIG} as base_model_name_or_path, or copy the folder again.",
+        )
+    try:
+        if (beside := folder / name).is_dir():
+            return beside
+        if expanded(name).is_dir() or re.fullmatch(HUB_ID, name):
+            return name
+        looked = os.path.normpath(folder.absolute() / expanded(name))  # as text: the name may be no path at all
+    except OSError as error:  # a name longer than names can be
+        what = f"{folder / ADAPTER_CONFIG}: base_model_name_or_path: {error.strerror}"
+        raise ModelError(what, remedy="Copy the folder again.") from None
+    raise ModelError(
+        f"{folder} is a LoRA adapter, and its base model is missing: {name}, looked for as {looked}",
+        remedy=f"Put one of the two back where it was. Or write the base's folder into {folder / ADAPTER_CONFIG} as "
+        f"base_model_name_or_path. Before you move an adapter: `multimac export` makes a model that needs no base.",
+    )
 
 
 def folder_here(base_model: str) -> Path | None:

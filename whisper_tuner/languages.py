@@ -6,25 +6,37 @@ import functools
 import re
 from collections.abc import Iterable
 
+from exogym.config import nearest
 from whisper_tuner.errors import ConfigError
 
 UNSPACED = frozenset({"zh", "yue", "ja", "th", "lo", "my", "km", "bo"})  # languages written without spaces
 
-# Codes that others write for Whisper's own: of ISO 639-2 and 639-3, of single languages of a group, and older ones.
+# Whisper's languages: its code, the English names, and codes that others write for it: of ISO 639-2 and 639-3, of
+# single languages of a group, and older ones.
 _CODES = """
-    af=afr am=amh ar=ara,arb as=asm az=aze,azj ba=bak be=bel bg=bul bn=ben bo=bod,tib br=bre bs=bos ca=cat
-    cs=ces,cze cy=cym,wel da=dan de=deu,ger el=ell,gre en=eng es=spa et=est,ekk eu=eus,baq fa=fas,per,pes fi=fin
-    fo=fao fr=fra,fre gl=glg gu=guj ha=hau he=heb,iw hi=hin hr=hrv ht=hat hu=hun hy=hye,arm id=ind,in is=isl,ice
-    it=ita ja=jpn jw=jv,jav ka=kat,geo kk=kaz km=khm kn=kan ko=kor la=lat lb=ltz ln=lin lo=lao lt=lit lv=lav,lvs
-    mg=mlg,plt mi=mri,mao mk=mkd,mac ml=mal mn=mon,khk mr=mar ms=msa,may,zsm mt=mlt my=mya,bur ne=nep,npi
-    nl=nld,dut nn=nno no=nor,nob,nb oc=oci pa=pan pl=pol ps=pus,pbu pt=por ro=ron,rum,mo,mol ru=rus sa=san sd=snd
-    si=sin sk=slk,slo sl=slv sn=sna so=som sq=sqi,alb,als sr=srp su=sun sv=swe sw=swa,swh ta=tam te=tel tg=tgk
-    th=tha tk=tuk tl=tgl,fil tr=tur tt=tat uk=ukr ur=urd uz=uzb,uzn vi=vie yi=yid,ydd,ji yo=yor zh=zho,chi,cmn
+    af=afrikaans,afr am=amharic,amh ar=arabic,ara,arb as=assamese,asm az=azerbaijani,aze,azj ba=bashkir,bak
+    be=belarusian,bel bg=bulgarian,bul bn=bengali,ben bo=tibetan,bod,tib br=breton,bre bs=bosnian,bos
+    ca=catalan,valencian,cat cs=czech,ces,cze cy=welsh,cym,wel da=danish,dan de=german,deu,ger el=greek,ell,gre
+    en=english,eng es=spanish,castilian,spa et=estonian,est,ekk eu=basque,eus,baq fa=persian,fas,per,pes,farsi
+    fi=finnish,fin fo=faroese,fao fr=french,fra,fre gl=galician,glg gu=gujarati,guj ha=hausa,hau haw=hawaiian
+    he=hebrew,heb,iw hi=hindi,hin hr=croatian,hrv ht=haitian_creole,haitian,hat hu=hungarian,hun hy=armenian,hye,arm
+    id=indonesian,ind,in is=icelandic,isl,ice it=italian,ita ja=japanese,jpn jw=javanese,jv,jav ka=georgian,kat,geo
+    kk=kazakh,kaz km=khmer,khm kn=kannada,kan ko=korean,kor la=latin,lat lb=luxembourgish,letzeburgesch,ltz
+    ln=lingala,lin lo=lao,lao lt=lithuanian,lit lv=latvian,lav,lvs mg=malagasy,mlg,plt mi=maori,mri,mao
+    mk=macedonian,mkd,mac ml=malayalam,mal mn=mongolian,mon,khk mr=marathi,mar ms=malay,msa,may,zsm mt=maltese,mlt
+    my=myanmar,burmese,mya,bur ne=nepali,nep,npi nl=dutch,flemish,nld,dut nn=nynorsk,nno,norwegian_nynorsk
+    no=norwegian,nor,nob,nb oc=occitan,oci pa=punjabi,panjabi,pan pl=polish,pol ps=pashto,pushto,pus,pbu
+    pt=portuguese,por ro=romanian,moldavian,moldovan,ron,rum,mo,mol ru=russian,rus sa=sanskrit,san sd=sindhi,snd
+    si=sinhala,sinhalese,sin sk=slovak,slk,slo sl=slovenian,slv sn=shona,sna so=somali,som sq=albanian,sqi,alb,als
+    sr=serbian,srp su=sundanese,sun sv=swedish,swe sw=swahili,swa,swh ta=tamil,tam te=telugu,tel tg=tajik,tgk
+    th=thai,tha tk=turkmen,tuk tl=tagalog,tgl,fil,filipino tr=turkish,tur tt=tatar,tat uk=ukrainian,ukr ur=urdu,urd
+    uz=uzbek,uzb,uzn vi=vietnamese,vie yi=yiddish,yid,ydd,ji yo=yoruba,yor yue=cantonese,chinese_cantonese
+    zh=chinese,mandarin,zho,chi,cmn
 """
-CODES = {other: group[:2] for group in _CODES.split() for other in group[3:].split(",")}
+LANGUAGES = {group.partition("=")[0]: group.partition("=")[2].replace("_", " ").split(",") for group in _CODES.split()}
+CODES = {other: code for code, others in LANGUAGES.items() for other in others}
 GROUPS = {"zh": {"zh", "yue"}, "no": {"no", "nn"}}  # codes of groups, and the languages of them that Whisper knows
 REGIONS = {"chn", "twn", "hkg", "mac", "sgp", "mys"}  # of Chinese; that of Norwegian, nor, is also its language
-NAMES = {"farsi": "fa", "filipino": "tl", "chinese cantonese": "yue", "norwegian nynorsk": "nn"}
 # Kinds of languages: Whisper has no codes for these.
 KINDS = r"\b(american|bokm[aå]l|brazilian|british|canadian|european|mandarin|modern|simplified|standard|traditional)\b"
 TAG = re.compile(r"([a-z]{2,3})((?:[-_][a-z0-9]{2,8})*)(?:\.[\w-]+)?(?:@\w+)?")  # fr, fr-FR, zh_Hans_CN, fr_FR.UTF-8
@@ -33,9 +45,6 @@ TAG = re.compile(r"([a-z]{2,3})((?:[-_][a-z0-9]{2,8})*)(?:\.[\w-]+)?(?:@\w+)?") 
 @functools.cache  # called for each row
 def language_code(language: str | None) -> str:
     """Return Whisper's code: `fr` for `<|fr|>`, `fr-CA`, `fra`, `French` or `Canadian French`. Raises ConfigError."""
-    # Half a second to import; what needs a language alone must not wait for torch as well.
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
-
     plain = (language or "").strip().strip("<|>").lower()
     if tag := TAG.fullmatch(plain):
         code = CODES.get(tag[1], tag[1])
@@ -45,12 +54,13 @@ def language_code(language: str | None) -> str:
             member = CODES.get(third, third)
             code = member if member in GROUPS[code] else ""
     else:
-        known, outside = TO_LANGUAGE_CODE | NAMES, re.sub(r"\(.*?\)", "", plain)  # without what is in brackets
+        outside = re.sub(r"\(.*?\)", "", plain)  # without what is in brackets
         texts = (plain, re.sub(KINDS, "", plain), outside, re.sub(KINDS, "", outside))
         spelled = (" ".join(re.findall(r"[^\W\d_]+", text)) for text in texts)
-        code = next((known[name] for name in spelled if name in known), "")
+        code = next((CODES[name] for name in spelled if name in CODES), "")
     if code not in LANGUAGES:
-        what = f"unknown language '{language}'" if plain else "a multilingual Whisper needs a language"
+        near = nearest(plain, (name for name in CODES if len(name) > 3))
+        what = f"unknown language '{language}'{near}" if plain else "a multilingual Whisper needs a language"
         raise ConfigError(what, remedy="Write a language's code, locale or English name, such as fr, fr-CA or French.")
     return code
 

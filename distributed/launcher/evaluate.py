@@ -30,10 +30,10 @@ from whisper_tuner.errors import RunError
 from whisper_tuner.eval.evaluation import Evaluation, Transcript, compared, generation_settings
 from whisper_tuner.eval.predictions import PREDICTIONS, write_predictions
 from whisper_tuner.eval.text_cache import Decoding, TextCache
-from whisper_tuner.export.final import base_of, load_model
+from whisper_tuner.export.final import load_model
 from whisper_tuner.fact_store import FactStore
 from whisper_tuner.files import write_atomically
-from whisper_tuner.hub import is_adapter, model_folder
+from whisper_tuner.hub import base_of, is_adapter, model_folder
 from whisper_tuner.model.base_model import whisper_of
 
 from .hearing import WORTH_S, Hearing, HostDecoder

@@ -119,7 +119,8 @@ def _build(config: ConfigFile, name: str, section: Resolved, inherited: Resolved
         key = sorted(unknown)[0]
         raise ConfigError(
             f"{section.origin[key]}: unknown key {key!r}{nearest(key, own | profile_keys | strategy_keys)}",
-            remedy=f"Keys of strategy {distribution.strategy}: {', '.join(sorted(strategy_keys))}.",
+            remedy=f"Keys of strategy {distribution.strategy}: {', '.join(sorted(strategy_keys))}. "
+            f"All keys: multimac config show {name}",
         )
     base = config.profile_values(distribution.base_profile, section.origin.get("base_profile", ""), inherited)
     merged = base.with_changes(section.only(profile_keys))

@@ -43,20 +43,26 @@ def _is_run(path: Path) -> bool:
     return date_in(path.name) is not None or any((path / name).exists() for name in ("run.json", "events.jsonl"))
 
 
-def find_run(name: str, folders: Sequence[Path]) -> Path:
-    """Find a run by path, or as `meant` does. Raises ConfigError."""
+def find_run(name: str, folders: Sequence[Path], *, others: Sequence[str] = (), remedy: str = "") -> Path:
+    """Find a run by path, or as `meant` does. Raises ConfigError.
+
+    others: names that may be meant, too; remedy: how to write them.
+    """
     runs = run_dirs(folders)
     names = [run.name for run in runs]
     path = expanded(name).absolute()
     if name not in names and ("/" in name or not runs) and path.is_dir() and _is_run(path):
         return path
-    return runs[names.index(meant(name, names, ", ".join(map(str, folders))))]
+    where = ", ".join(map(str, folders))
+    return runs[names.index(meant(name, names, where, others=others, remedy=remedy))]
 
 
-def meant(name: str, runs: Sequence[str], where: str, *, shown: int = SHOWN) -> str:
+def meant(
+    name: str, runs: Sequence[str], where: str, *, shown: int = SHOWN, others: Sequence[str] = (), remedy: str = ""
+) -> str:
     """Return the run that is named by its id, an unambiguous beginning of it, or `last`. Raises ConfigError.
 
-    runs: newest first. shown: how many an error names.
+    runs: newest first. shown: how many an error names. others, remedy: as for `find_run`.
     """
     if name in runs:
         return name
@@ -66,10 +72,11 @@ def meant(name: str, runs: Sequence[str], where: str, *, shown: int = SHOWN) -> 
     names = list(begins or runs)
     if len(names) > shown:
         names[shown:] = [f"and {len(names) - shown} more: multimac runs list --all"]
-    remedy = f"Runs in {where}:\n    " + "\n    ".join(names) if names else f"There is no run in {where}."
+    known = f"Runs in {where}:\n    " + "\n    ".join(names) if names else f"There is no run in {where}."
     if begins:
-        raise ConfigError(f"{len(begins)} runs begin with {name!r}", remedy=remedy)
-    raise ConfigError(f"there is no run {name!r}{nearest(name, runs)}", remedy=remedy)
+        raise ConfigError(f"{len(begins)} runs begin with {name!r}", remedy=known)
+    what = f"there is no run {name!r}{nearest(name, [*runs, *others])}"
+    raise ConfigError(what, remedy=f"{remedy}\n  {known}" if remedy else known)
 
 
 def speed_ups(runs: Sequence[RunSummary]) -> list[float | None]:
@@ -150,7 +157,13 @@ def named_removals(runs: Sequence[RunSummary], folders: Sequence[Path]) -> list[
 def remove(removal: Removal) -> None:
     """Remove it. Raises RunError if the run was resumed in the meantime, or if the folder cannot be removed."""
     with only_one(removal.run.path):
-        try:
-            shutil.rmtree(removal.path)
-        except OSError as error:
-            raise RunError(f"{error.filename}: {error.strerror}", remedy="Look at its permissions.") from None
+        remove_folder(removal.path)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with all that is in it. Raises RunError."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        # Its filename is the last part of the path alone.
+        raise RunError(f"{folder} cannot be removed: {error.strerror}", remedy="Look at its permissions.") from None

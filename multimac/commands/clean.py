@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,12 +10,12 @@ from typing import Annotated
 from typer import Argument, Option
 
 from distributed.hosts.paths import PROJECT, STORE
-from distributed.run_dir.find import Removal, age, find_run, named_removals, removals, remove, run_dirs
+from distributed.run_dir.find import Removal, age, find_run, named_removals, removals, remove, remove_folder, run_dirs
 from distributed.run_dir.folder import disk_use
 from distributed.run_dir.summary import RUNNING, read_run
 from multimac.view.models import folders_of
 from multimac.view.terminal import Console
-from whisper_tuner.errors import ConfigError, ExitStatus, RunError, TunerError
+from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
 from whisper_tuner.fact_store import CACHE
 from whisper_tuner.text import size
 
@@ -79,7 +78,7 @@ def runs_clean(
 def _clean_cache(console: Console, folders: Sequence[Path], *, really: bool, as_json: bool) -> ExitStatus:
     """List what can be computed anew, and remove it: log-mels, outputs of encoders, what is known of files.
 
-    Raises ConfigError while a run is going, RunError where it cannot be removed.
+    Raises ConfigError while a run is going.
     """
     path = PROJECT / STORE / CACHE
     for run in map(read_run, run_dirs(folders) if really else ()):
@@ -87,11 +86,7 @@ def _clean_cache(console: Console, folders: Sequence[Path], *, really: bool, as_
             raise ConfigError(f"{run.id} is running", remedy=f"Stop it first: multimac runs stop {run.id}")
     held, reason = disk_use(path)[0] if path.is_dir() else 0, "it is computed anew when it is needed"
     if really and held:
-        try:
-            shutil.rmtree(path.resolve())  # it may be a link to a larger disk
-        except OSError as error:
-            what = f"{error.filename or path}: {error.strerror or error}"
-            raise RunError(what, remedy="Look at its permissions.") from None
+        remove_folder(path.resolve())  # it may be a link to a larger disk
     if as_json:
         one = {"run": "", "path": str(path), "bytes": held, "reason": reason, "removed": not path.exists()}
         print(json.dumps({"removals": [one] if held else [], "kept": []}, indent=2))

@@ -34,8 +34,8 @@ from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.labels import token_limit
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
 from whisper_tuner.fact_store import CACHE, FactStore
-from whisper_tuner.files import expanded, shown
-from whisper_tuner.hub import is_adapter
+from whisper_tuner.files import check_writable, expanded, shown
+from whisper_tuner.hub import base_of, is_adapter
 from whisper_tuner.languages import language_code, text_language
 
 from .cut_long import cut_long, long_clips, told_of
@@ -89,8 +89,12 @@ def data_check(
     into, corrections = fix_into and expanded(fix_into), fix.Corrections()
     if into:
         fix.check_target(into, asked.manifests.values())
+        check_writable(into, "Choose another folder with --fix.")
         corrections = fix.read_corrections(into)
+    if out:
+        check_writable(out)
     model = model_named(model, config) if model else ""
+    fetch_model(model)
     material, notes = _material(console, asked, model)
     load = cache(lambda: _loaded(model))
     if model:
@@ -184,7 +188,6 @@ def _plain(model: str) -> str:
     """Return the base of an adapter, which has no sizes of its own; any other model itself. Raises ModelError."""
     if not is_adapter(model):
         return model
-    from whisper_tuner.export.final import base_of
 
     return str(base_of(expanded(model)))
 
@@ -222,7 +225,6 @@ def _heard(
     from whisper_tuner.eval.evaluation import GREEDY, compared, generation_settings, heard_in
     from whisper_tuner.eval.text_cache import Decoding, TextCache
 
-    fetch_model(name)
     device = devices.choose()
     heard: dict[tuple[str, int], Heard] = {}
     keys: dict[str, str | None] = {}

@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from distributed.checkup.doctor.machine import machine_checks, service_checks
+from distributed.checkup.doctor.machine import FOR_HOSTS, machine_checks, service_checks
 from distributed.checkup.findings import Finding, Severity, Tell, examine, exit_status, problem
 from distributed.hosts.paths import PROJECT
+from distributed.plan.hosts_file import HOSTS_FILE
 from distributed.plan.job import resolve
 from multimac.view.progress import working
 from multimac.view.terminal import Console
@@ -31,20 +32,24 @@ STYLES = {Severity.OK: "green", Severity.SKIPPED: "dim", Severity.WARNING: "yell
 def doctor(
     deep: Annotated[bool, Option("--deep", help="Also run the GPU, copies, ranks and audio: a minute.")] = False,
     profile: Annotated[str, Option(help="Check what this profile needs, at its batch shapes.")] = "",
+    hosts: Annotated[bool, Option("--hosts", help="Also check SSH, network and firewall, as hosts need them.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print only the findings, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
     """Check whether this machine can train; exit status 5 if not."""
-    job = resolve(ConfigFile(config), profile) if profile else None
+    file = ConfigFile(config) if profile else None
+    job = resolve(file, profile) if file else None
+    hosts = hosts or (config.parent / HOSTS_FILE).exists() or bool(file and file.has("distributed", profile))
     runs = job.profile.runs_dir if job else PROJECT / "runs"
+    services = [check for check in service_checks() if hosts or check.name not in FOR_HOSTS]
     with working(Console(stderr=True, highlight=False)) as show:  # stdout holds the result alone
-        findings = examine([*machine_checks(job, runs), *service_checks()], show)
+        findings = examine([*machine_checks(job, runs), *services], show)
         if deep:
             findings += _deep(job.profile if job else None, show)
     if as_json:
         print(json.dumps(report(findings, profile, deep), indent=1))
     else:
-        _print(Console(), findings, deep)
+        _print(Console(), findings, deep, hosts)
     return exit_status(findings)
 
 
@@ -88,7 +93,7 @@ def state(found: Finding) -> str:
     return "problem" if found.is_error else found.severity
 
 
-def _print(console: Console, findings: Sequence[Finding], deep: bool) -> None:
+def _print(console: Console, findings: Sequence[Finding], deep: bool, hosts: bool) -> None:
     table = Table(header_style="bold", expand=False)
     table.add_column("check", no_wrap=True)
     table.add_column("state", no_wrap=True)
@@ -105,3 +110,5 @@ def _print(console: Console, findings: Sequence[Finding], deep: bool) -> None:
         console.print(f"Not fit to train. Problems: {count[Severity.ERROR]}, {warnings}.", style="red")
     else:
         console.print(f"{f'Fit to train; {warnings}' if count[Severity.WARNING] else 'All well'}.{more}")
+    if not hosts:
+        console.print("For several machines: `multimac doctor --hosts` on each, `multimac hosts check`.")

@@ -7,14 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
-from distributed.launcher.evaluate import summary
-from exogym import device as devices
 from exogym.config import nearest
 from multimac.view.error_rates import (
     Candidate,
@@ -34,17 +32,18 @@ from whisper_tuner.data.check import check_manifest, check_usable, described
 from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import ConfigError, ExitStatus
-from whisper_tuner.eval.evaluation import AUDIO_CONTEXTS, FALLBACK, GREEDY, Evaluation
-from whisper_tuner.eval.evaluation import evaluate as evaluate_model
 from whisper_tuner.eval.predictions import PREDICTIONS, counts, write_predictions
-from whisper_tuner.eval.text_cache import Decoding, TextCache
 from whisper_tuner.eval.wer import Interval, wer_difference, wer_interval
-from whisper_tuner.export.final import load_model
 from whisper_tuner.fact_store import CACHE, FactStore
+from whisper_tuner.files import check_writable
+from whisper_tuner.languages import language_code
 
 from .options import CONFIG, MODEL, Config, Language, command
 
-ELSEWHERE = "Free some space, or choose another folder with --out."
+if TYPE_CHECKING:
+    from whisper_tuner.eval.evaluation import Evaluation
+    from whisper_tuner.eval.text_cache import Decoding
+
 CAPTIONS = {
     "full": "audio padded to 30 s, as other programs do",
     "cropped": "audio cropped to its own length; other programs pad it to 30 s",
@@ -73,17 +72,25 @@ def evaluate(
     config: Config = CONFIG,
 ) -> ExitStatus:
     """Measure WER and CER of models on test sets, and save what they heard."""
-    if audio_context not in AUDIO_CONTEXTS:
-        what = f"--audio-context {audio_context}: no such audio context{nearest(audio_context, AUDIO_CONTEXTS)}"
-        raise ConfigError(what, remedy=f"Known: {', '.join(AUDIO_CONTEXTS)}.")
+    if audio_context not in CAPTIONS:
+        what = f"--audio-context {audio_context}: no such audio context{nearest(audio_context, CAPTIONS)}"
+        raise ConfigError(what, remedy=f"Known: {', '.join(CAPTIONS)}.")
+    language = language_code(language) if language else ""
     console = Console(stderr=as_json)
     used = ConfigFile(config).profile(profile) if profile else None
     chosen = candidates([model_named(name, config) for name in models], with_base=base)
     manifests = _manifests(console, data, used, chosen)
+    other_way = "" if fallback else "-greedy"
+    other_way += "" if audio_context == "full" else f"-{audio_context}"
+    folders = _folders(chosen, manifests, out, other_way)
     for model in chosen:
         fetch_model(model.path)
-    with working(console, "loading the models"):
-        check_models(chosen)
+    with working(console, "loading torch") as tell:
+        from exogym import device as devices
+        from whisper_tuner.eval.evaluation import FALLBACK, GREEDY
+        from whisper_tuner.eval.text_cache import Decoding
+
+        check_models(chosen, tell)
     decoding = Decoding(
         device=devices.choose().type,
         language=language or (used.language if used else ""),
@@ -91,7 +98,6 @@ def evaluate(
         audio_context=audio_context,
         temperatures=FALLBACK if fallback else GREEDY,
     )
-    folders = _make_folders(chosen, manifests, out, decoding)
     results = [one for model in chosen for one in _results(console, model, manifests, decoding, batch_size, folders)]
     results.sort(key=lambda one: manifests.index(one.manifest))
     _show(console, manifests, results, worst, as_json=as_json)
@@ -123,25 +129,20 @@ def _manifests(
     return manifests
 
 
-def _make_folders(
-    chosen: Sequence[Candidate], manifests: Sequence[Manifest], out: Path | None, decoding: Decoding
+def _folders(
+    chosen: Sequence[Candidate], manifests: Sequence[Manifest], out: Path | None, other_way: str
 ) -> dict[tuple[Candidate, Path], Path]:
-    """Make the folders for the predictions of each model on each manifest, before hours are spent on them.
+    """Return the folders for the predictions of each model on each manifest. Raises ConfigError.
 
-    The predictions of the usual way to decode stay: another way is at the end of the folders' names.
+    other_way: the end of their names, where it is not the usual way to decode, whose predictions stay.
     """
-    other_way = "" if decoding.temperatures == FALLBACK else "-greedy"
-    other_way += "" if decoding.audio_context == "full" else f"-{decoding.audio_context}"
     names, folders = labels([manifest.path for manifest in manifests]), {}
     for model in chosen:
         for path, name in names.items():
             folder = model.predictions_folder(out, path, name)
             folders[model, path] = folder.with_name(folder.name + other_way)
     for folder in folders.values():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"{folder}: {error.strerror}", remedy=ELSEWHERE) from None
+        check_writable(folder)
     return folders
 
 
@@ -154,6 +155,11 @@ def _results(
     folders: dict[tuple[Candidate, Path], Path],
 ) -> Iterator[Measured]:
     """Measure one model on all test sets. Language and task that nobody asked for are those of its run."""
+    from exogym import device as devices
+    from whisper_tuner.eval.evaluation import evaluate as evaluate_model
+    from whisper_tuner.eval.text_cache import TextCache
+    from whisper_tuner.export.final import load_model
+
     language, task = (chosen.origin.language, chosen.origin.task) if chosen.origin else ("", None)
     decoding = replace(asked, language=asked.language or language or None, task=asked.task or task)
     texts, loaded = TextCache(FactStore(PROJECT / STORE / CACHE)), None
@@ -181,12 +187,11 @@ def _measured(
     console: Console, model: Candidate, manifest: Manifest, result: Evaluation, folder: Path, audio_context: str
 ) -> Measured:
     """Write what the model wrote, and put its figures together."""
+    from distributed.launcher.evaluate import summary
+
     for problem in result.problems:
         console.print(f"{manifest.path.name}: skipped: {problem}", soft_wrap=True)
-    try:
-        path = write_predictions(folder / PREDICTIONS, result.rows)
-    except OSError as error:
-        raise ConfigError(f"{folder}: {error.strerror}", remedy=ELSEWHERE) from None
+    path = write_predictions(folder / PREDICTIONS, result.rows)
     record = {
         "model": model.path,
         "base": model.untouched,

@@ -7,10 +7,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.table import Table
-from torch import nn
 from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
@@ -25,17 +24,20 @@ from whisper_tuner.data.check import check_manifest, check_usable
 from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.data.labels import added_words, is_multilingual
-from whisper_tuner.errors import ConfigError, ExitStatus, RunError
-from whisper_tuner.eval.evaluation import GREEDY, Evaluation, evaluate
-from whisper_tuner.eval.exported import LIMIT, decoded, is_off, speech_of
+from whisper_tuner.errors import ConfigError, ExitStatus, MissingProgram, RunError
 from whisper_tuner.eval.predictions import counts
 from whisper_tuner.eval.wer import wer_difference, wer_interval
-from whisper_tuner.export.final import load_model
 from whisper_tuner.export.formats import Format, Merged, Speech, chosen
-from whisper_tuner.files import shown
+from whisper_tuner.files import check_writable, shown
+from whisper_tuner.languages import language_code
 from whisper_tuner.text import size
 
 from .options import CONFIG, MODEL, Config, Language, command
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from whisper_tuner.eval.evaluation import Evaluation
 
 BEFORE, ROUNDED = "before the export", "in float16"
 ADDED_WORDS = "Words were added to the vocabulary. `pipeline` leaves them out: use `generate` and `batch_decode`."
@@ -72,27 +74,47 @@ def export(
     console = Console(stderr=as_json)
     wanted = chosen(to, precision)
     for which, how in wanted:
-        which.require(how, running=verify)
+        which.require(how, running=False)
+    language = language_code(language) if language else ""
     path = model_named(model, config)
     origin = origin_of(path)
     manifest = _manifest(data, origin) if verify else None
+    folder = out or (origin.path / "export" if origin else Path("export") / slug(path))
+    check_writable(folder)
     fetch_model(path)
     with working(console, "loading the model"):
+        from whisper_tuner.eval.exported import speech_of
+        from whisper_tuner.export.final import load_model
+
         loaded, processor = load_model(path)
     merged = Merged(model=loaded.eval(), processor=processor)
     for which, _ in wanted:
         which.check(merged)
     speech = speech_of(merged.model, language or (origin.language if origin else ""), origin.task if origin else "")
-    folder = out or (origin.path / "export" if origin else Path("export") / slug(path))
     found = [_written(console, which, how, folder, merged, speech, origin) for which, how in wanted]
-    verified = _verified(console, found, merged, manifest, speech) if manifest else None
+    runnable, lacking = _divided(found if verify else [])
+    verified = _verified(console, runnable, merged, manifest, speech) if manifest and runnable else None
     if as_json:
         print(json.dumps(_as_json(found, verified), indent=2))
     elif verified:
         console.print(_table(verified))
     if verified:
         _raise_if_off(verified)
+    if lacking:
+        raise MissingProgram("\n".join(f"written, but not verified: {error}" for error in lacking))
     return ExitStatus.OK
+
+
+def _divided(written: Sequence[Exported]) -> tuple[list[Exported], list[MissingProgram]]:
+    """Return what can be verified here, and what lacks to verify the others."""
+    runnable, lacking = [], []
+    for one in written:
+        try:
+            one.which.require(one.precision, running=True)
+            runnable.append(one)
+        except MissingProgram as error:
+            lacking.append(error)
+    return runnable, lacking
 
 
 def _manifest(data: Path | None, origin: RunSummary | None) -> Manifest:
@@ -144,6 +166,8 @@ def _verified(
 
     They do so greedily, since what chance draws where a text is in doubt is another text in each of them.
     """
+    from whisper_tuner.eval.evaluation import GREEDY, evaluate
+    from whisper_tuner.eval.exported import decoded
 
     def heard(model: nn.Module, name: str) -> Evaluation:
         with counting(console, name, len(manifest.samples)) as show:
@@ -211,6 +235,8 @@ def _figures(result: Evaluation, reference: Evaluation | None = None) -> dict[st
 
 def _raise_if_off(verified: Verified) -> None:
     """Each runtime must write what transformers writes with weights of the same precision. Raises RunError."""
+    from whisper_tuner.eval.exported import LIMIT, is_off
+
     wrong = []
     for one, result in verified.results:
         alike = verified.alike.get(one.precision)

@@ -19,16 +19,11 @@ from distributed.run_dir.folder import is_running
 from distributed.run_dir.summary import read_run
 from distributed.ssh.connection import Remote
 from distributed.ssh.machine import LocalMachine, Machine
-from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym.errors import CheckpointError
-from exogym.flat import FlatParameters
-from exogym.state.checkpoint import Checkpoints
 from multimac.view.run_tables import print_next
 from multimac.view.terminal import Console
 from whisper_tuner.errors import ConfigError, ExitStatus, HostError, RunError, TunerError
-from whisper_tuner.export.final import save_final
 from whisper_tuner.files import below
-from whisper_tuner.model.base_model import load_base, prepare, set_language
 
 from .options import HOSTS, HostsFile, Run, command
 
@@ -114,6 +109,12 @@ def _kept(machine: Machine, project: str) -> list[Kept]:
 
 def _recover(one: Kept, final: Path, here: Path, tell: Callable[[str], None]) -> Path:
     """Fetch what is needed, and export. Raises RunError, HostError, ModelError."""
+    from distributed.worker.whisper_wrapper import WhisperModelWrapper
+    from exogym.flat import FlatParameters
+    from exogym.state.checkpoint import Checkpoints
+    from whisper_tuner.export.final import save_final
+    from whisper_tuner.model.base_model import load_base, prepare, set_language
+
     folder = _fetched(one, final.parent)
     profile = RunSpec.from_json((folder / f"{one.rank}{SPEC}").read_text("utf-8")).known_profile
     base = _fetched_base(one, profile.base_model, here)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from distributed.ssh.host import Host, Hosts
 from multimac.view.progress import working
 from multimac.view.terminal import Console
 from whisper_tuner.errors import ConfigError, ExitStatus
-from whisper_tuner.files import write_atomically
+from whisper_tuner.files import check_writable, write_atomically
 from whisper_tuner.text import harmless
 
 from .options import command
@@ -71,12 +70,9 @@ def selftest(
 def _check_writable(out: Path) -> None:
     """Try to write before five minutes of work. Raises ConfigError."""
     remedy = "Name another file with --out."
-    if out.is_dir():
-        raise ConfigError(f"{out} is a folder", remedy=remedy)
-    try:
-        tempfile.TemporaryFile(dir=out.absolute().parent).close()
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror}", remedy=remedy) from error
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise ConfigError(f"{out} is {'a' if out.is_dir() else 'in no'} folder", remedy=remedy)
+    check_writable(out.parent, remedy)
 
 
 def _introduce(console: Console, desk: Desk) -> None:

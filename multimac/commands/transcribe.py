@@ -21,7 +21,7 @@ from multimac.view.progress import progress, share, working
 from multimac.view.terminal import Console
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
 from whisper_tuner.eval.subtitles import SUFFIXES, rendered
-from whisper_tuner.files import AUDIO_SUFFIXES, write_shared
+from whisper_tuner.files import AUDIO_SUFFIXES, beside, check_writable, write_shared
 from whisper_tuner.interrupts import as_ctrl_c
 from whisper_tuner.languages import language_code
 from whisper_tuner.text import harmless
@@ -54,19 +54,30 @@ def transcribe(
         raise ConfigError(what, remedy=f"Known: {', '.join(SUFFIXES)}.")
     if words and form == "text":
         raise ConfigError("--words: plain text has no times", remedy="Add --format json, srt or vtt.")
+    code = language_code(language) if language else None
     written = _files(audio, form, out)
-    if not written:
-        raise DataError(f"no audio below {', '.join(map(str, audio))}", remedy="Name a file, or another folder.")
     model = model_named(model, config)
-    try:
-        if out:
-            out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}", remedy="Choose another folder.") from None
+    _check_files(audio, written, force=force)
+    fetch_model(model)
     console = Console(stderr=True)
     with _from_stdin() if STDIN in written else contextlib.nullcontext(STDIN) as spooled:
-        heard = _listener(console, model, language, words=words)
+        heard = _listener(console, model, code, words=words)
         return _transcribe_all(console, written, spooled, heard, form=form, force=force)
+
+
+def _check_files(audio: Sequence[Path], written: dict[Path, Path | None], *, force: bool) -> None:
+    """Refuse what cannot be read or written, before the model is loaded. written: as `_files` returns them."""
+    if missing := [path for path in audio if path != STDIN and not path.exists()]:
+        near = nearest(missing[0].name, beside(missing[0])) if len(missing) == 1 else ""
+        raise DataError(f"no such audio file: {', '.join(map(str, missing))}{near}", remedy="Check its path.")
+    if not written:
+        raise DataError(f"no audio below {', '.join(map(str, audio))}", remedy="Name a file, or another folder.")
+    files = [file for file in written.values() if file]
+    if files and len(files) == len(written) and not force and all(file.exists() for file in files):
+        what = f"{files[0]} exists already{', and so do all others' if len(files) > 1 else ''}"
+        raise DataError(what, remedy="Remove it, or overwrite it with --force.")
+    for folder in dict.fromkeys(file.parent for file in files):
+        check_writable(folder)
 
 
 def _transcribe_all(
@@ -105,10 +116,10 @@ def _transcribe_all(
     return ExitStatus.DATA if failed else ExitStatus.OK
 
 
-def _listener(console: Console, model_path: str, language: str, *, words: bool) -> Callable[..., Recording]:
+def _listener(console: Console, model_path: str, code: str | None, *, words: bool) -> Callable[..., Recording]:
     """Load the model, and return a function of a file and of `update(total=, completed=)` of its progress bar.
 
-    Without `language` the model does what the run that made it trained it for.
+    code: the language's. Without it the model does what the run that made it trained it for.
     """
     from exogym import device as devices
     from whisper_tuner.data.audio import duration
@@ -117,9 +128,8 @@ def _listener(console: Console, model_path: str, language: str, *, words: bool) 
     from whisper_tuner.model.base_model import whisper_of
 
     origin = origin_of(model_path)
-    language = language or (origin.language if origin else "")
-    code = language_code(language) if language else None
-    fetch_model(model_path)
+    if code is None and origin and origin.language:
+        code = language_code(origin.language)
     with working(console, "loading the model"):
         model, processor = load_model(model_path)
         model = model.to(devices.choose())  # type: ignore[arg-type]  # transformers' own type of it is wrong

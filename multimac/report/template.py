@@ -70,8 +70,8 @@ def told_as_run_error(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = "Free some space, or name another place with --out."
-        raise RunError(f"{path}: {error.strerror}", remedy=remedy if error.errno in DISK else "") from None
+        space = "Free some space, or name" if error.errno in DISK else "Name"
+        raise RunError(f"{path}: {error.strerror}", remedy=f"{space} another place with --out.") from None
 
 
 def moment(when: float) -> str:

@@ -6,7 +6,7 @@ That is a table of error rates, clips that are in doubt, and the worst ones word
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +28,8 @@ from whisper_tuner.eval.predictions import (
     align,
     worst,
 )
-from whisper_tuner.export.final import base_of, load_model
 from whisper_tuner.files import shown
-from whisper_tuner.hub import is_adapter
+from whisper_tuner.hub import base_of, is_adapter
 from whisper_tuner.text import duration
 
 from .models import origin_of, slug
@@ -106,9 +105,12 @@ def base_model_of(candidate: Candidate) -> str:
     return str(shown(Path(base).resolve())) if base and Path(base).is_dir() else base
 
 
-def check_models(chosen: Sequence[Candidate]) -> None:
+def check_models(chosen: Sequence[Candidate], tell: Callable[[str], None]) -> None:
     """Load each model once, one at a time. Raises the first ModelError."""
-    for candidate in chosen:
+    from whisper_tuner.export.final import load_model
+
+    for number, candidate in enumerate(chosen, start=1):
+        tell(f"loading model {number} of {len(chosen)}")
         try:
             load_model(candidate.path)
         except TunerError as error:

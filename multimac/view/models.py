@@ -8,9 +8,9 @@ from pathlib import Path
 from distributed.run_dir.find import find_run, run_dirs
 from distributed.run_dir.summary import RunSummary, read_run
 from exogym.config import nearest
-from whisper_tuner.config import ConfigFile
+from whisper_tuner.config import WHISPERS, ConfigFile
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.files import expanded, shown
+from whisper_tuner.files import beside, expanded, shown
 from whisper_tuner.hub import ADAPTER_CONFIG, HUB_ID, model_file, model_folder
 
 FINAL = "final"
@@ -44,8 +44,10 @@ def model_named(name: str, config: Path) -> str:
     if "/" in name:
         if re.fullmatch(HUB_ID, name) and not path.parent.is_dir():
             return name
-        raise ConfigError(f"there is no folder {name}{_beside(path)}", remedy=REMEDY)
-    return _final_of(find_run(name, folders_of(config)), name)
+        near = nearest(path.name, beside(path)) or nearest(name, WHISPERS)
+        raise ConfigError(f"there is no folder {name}{near}", remedy=REMEDY)
+    others = [*beside(path), *WHISPERS]
+    return _final_of(find_run(name, folders_of(config), others=others, remedy=REMEDY), name)
 
 
 def _final_of(folder: Path, name: str) -> str:
@@ -55,17 +57,9 @@ def _final_of(folder: Path, name: str) -> str:
         return str(shown(final.absolute()))
     if folder in run_dirs([folder.parent]):
         raise ConfigError(f"run {folder.name} has no model yet", remedy=f"See: multimac runs show {folder.name}")
-    what = f"{name} is no model's folder, which has a config.json or an {ADAPTER_CONFIG}{_beside(folder / FINAL)}"
+    near = nearest(FINAL, beside(folder / FINAL))  # where one of its folders may be meant
+    what = f"{name} is no model's folder, which has a config.json or an {ADAPTER_CONFIG}{near}"
     raise ConfigError(what, remedy=REMEDY)
-
-
-def _beside(path: Path) -> str:
-    """`: did you mean ...?`, if a folder beside it has a similar name, or there is a model in it."""
-    try:
-        names = [folder.name for folder in path.parent.iterdir() if folder.is_dir()]
-    except OSError:
-        return ""
-    return nearest(path.name, names)
 
 
 def fetch_model(name: str) -> None:

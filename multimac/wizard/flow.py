@@ -26,8 +26,9 @@ from whisper_tuner.config import KINDS as SECTION_KINDS
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.fact_store import CACHE, FactStore
-from whisper_tuner.files import shown
+from whisper_tuner.files import check_writable, shown
 from whisper_tuner.interrupts import as_ctrl_c
+from whisper_tuner.languages import language_code
 
 from .data import ask_data, ask_split, typed_path
 from .draft import Draft, numbered, read_text
@@ -105,8 +106,11 @@ def train(
     if not typed_path(recordings).exists():
         remedy = "Name a folder with recordings and texts, or a table that names them: docs/data.md has all layouts."
         raise ConfigError(f"{recordings}: there is no such file or folder", remedy=remedy)
+    check_writable(config.absolute().parent)
+    if language:
+        language_code(language)
     if hosts:
-        load_hosts(hosts)  # what is wrong with it is told before all else
+        load_hosts(hosts)  # what is wrong is told before all else
     given = {"data": recordings, "language": language, "model": model, "where": HOSTS if hosts else ALONE}
     questions = Questions(console=console, answers={key: value for key, value in given.items() if value}, place="--")
     with as_ctrl_c(signal.SIGHUP, signal.SIGTERM), tempfile.TemporaryDirectory(prefix="multimac-train-") as scratch:
@@ -154,7 +158,7 @@ def _ask(
             return _decided(draft, start)
     if start == CHANGE:
         draft.data = ask_split(questions, data, console)
-        draft.model = ask_model(questions, before, model)
+        draft.model = ask_model(questions, before, model, console)
         if not (questions.interactive and draft.language and is_multilingual(draft.model)):
             draft.language = ask_language(questions, draft, console)
         draft.method = ask_method(questions, draft.model)

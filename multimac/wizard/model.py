@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
@@ -23,8 +22,8 @@ from whisper_tuner.data.labels import folder_is_multilingual, token_limit
 from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.eval.spoken_language import languages_heard
 from whisper_tuner.files import expanded, shown
-from whisper_tuner.hub import HUB_ID, folder_here, model_file
-from whisper_tuner.languages import language_code
+from whisper_tuner.hub import HUB_ID, check_at_hand, folder_here
+from whisper_tuner.languages import LANGUAGES, language_code
 from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import MPS_SHARE, profile_memory, shape_of
 from whisper_tuner.text import size
@@ -68,7 +67,7 @@ ENOUGH_CLIPS = 20  # of validation: with fewer its loss says little
 BEST = {"keep_best": "true", "early_stopping": str(NO_BETTER)}
 
 
-def ask_model(questions: Questions, config: ConfigFile, suggested: Model) -> Model:
+def ask_model(questions: Questions, config: ConfigFile, suggested: Model, console: Console) -> Model:
     models = offered(config)
     answer = questions.select(
         "model",
@@ -80,7 +79,20 @@ def ask_model(questions: Questions, config: ConfigFile, suggested: Model) -> Mod
     )
     model = models.get(answer) or _model_of(answer, config)
     is_multilingual(model)  # what is damaged there is told at once
+    said = questions.once("at hand", model.base_model, partial(_not_at_hand, model.base_model))
+    if said and not questions.interactive and questions.path is None:
+        raise said
+    if said:  # it may be there when the training begins
+        console.print(str(said), style="yellow", markup=False, soft_wrap=True)
     return model
+
+
+def _not_at_hand(base_model: str) -> ModelError | None:
+    try:
+        check_at_hand(base_model)
+    except ModelError as error:
+        return error
+    return None
 
 
 def suggested_model(config: ConfigFile, speech_s: float, chosen: str, console: Console) -> Model:
@@ -93,17 +105,12 @@ def suggested_model(config: ConfigFile, speech_s: float, chosen: str, console: C
         return models.get(chosen) or _model_of(chosen, config)
     usual = [model for size in SUGGESTED for model in models.values() if model.base_model == f"openai/whisper-{size}"]
     usual = [model for model in usual if fits(model, "lora") and (_has_gpu() or _minutes(model, speech_s) <= LONG_MIN)]
-    for model in usual:
-        if folder_here(model.base_model):
-            return model
-        with contextlib.suppress(ModelError):
-            model_file(model.base_model, "config.json")
-            return model
-        break  # the hub does not answer for the others either
+    if usual and not _not_at_hand(usual[0].base_model):
+        return usual[0]
     here = [model for model in [*usual, *models.values()] if _fitting(model) and folder_here(model.base_model)]
     if usual and here:
         what = f"{usual[0].base_model} cannot be fetched now; {here[0].base_model} is on this disk."
-        console.print(what, style="yellow", markup=False, soft_wrap=True)
+        console.print(what, style="yellow", markup=False)
     return next(iter([*here, *usual, *filter(_fitting, models.values()), *models.values()]))
 
 
@@ -200,10 +207,8 @@ def _guessed(questions: Questions, draft: Draft, console: Console) -> str:
     found = questions.once("listen", (draft.model.base_model, clips), listen)
     if not found:
         return ""
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES
-
     [(code, count)] = Counter(found).most_common(1)
-    name = LANGUAGES.get(code, code).title()
+    name = LANGUAGES.get(code, [code])[0].title()
     console.print(f"A guess of this model: it sounds like {name} in {count} of {len(found)} clips.", markup=False)
     return code if count > len(found) / 2 else ""
 

@@ -146,8 +146,8 @@ MISTAKES = {
         None,
         "transcribe audio --model model --out clips.csv --format srt",
         3,
-        "--out clips.csv",
-        "Choose another folder",
+        "clips.csv: Not a directory",
+        "Choose another folder with --out",
     ),
 }
 

@@ -190,7 +190,7 @@ def test_models(desk, make, command, status, place, remedy):
     ("url", "message", "remedy"),
     [
         ("http://127.0.0.1:9", "cannot be fetched from the hub: [Errno", "Check the network"),
-        ("http://hub.invalid", "cannot be fetched from the hub: [Errno", "set base_model to a folder"),
+        ("http://hub.invalid", "cannot be fetched from the hub: [Errno", "a folder that holds the model"),
         ("", "the hub has no model of this name", "huggingface.co"),
     ],
     ids=["port closed", "name not known", "no such model"],
@@ -205,5 +205,6 @@ def test_the_hub(desk, url, message, remedy):
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 4, done.stderr
     said, advice = done.stderr.splitlines()  # and nothing of the client's own tries
+    assert "did you mean 'openai/whisper-tiny'?" in done.stderr
     assert said.startswith(f"error: openai/whisper-tniy: {message}") and remedy in advice
     assert desk.snapshot() == before

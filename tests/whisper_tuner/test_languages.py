@@ -2,10 +2,10 @@ import subprocess
 import sys
 
 import pytest
-from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
+from transformers.models.whisper import tokenization_whisper
 
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.languages import CODES, joined, language_code, text_language
+from whisper_tuner.languages import CODES, LANGUAGES, joined, language_code, text_language
 
 
 def test_languages_are_codes_or_english_names():
@@ -72,9 +72,20 @@ def test_what_is_not_one_of_whispers_languages_is_refused(name):
         language_code(name)
 
 
-def test_every_code_is_of_a_language_that_whisper_has_and_hides_none():
-    assert set(CODES.values()) <= set(LANGUAGES) and not CODES.keys() & LANGUAGES.keys()
-    assert {name: language_code(name) for name in TO_LANGUAGE_CODE} == TO_LANGUAGE_CODE
+def test_languages_are_whispers_and_no_other_spelling_hides_a_code():
+    assert LANGUAGES.keys() == tokenization_whisper.LANGUAGES.keys() and not CODES.keys() & LANGUAGES.keys()
+    names = tokenization_whisper.TO_LANGUAGE_CODE
+    assert {name: language_code(name) for name in names} == names
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    {"germn": "german", "frensh": "french", "Brazilian Portugese": "portuguese", "klingon": ""}.items(),
+)
+def test_the_nearest_name_is_suggested(name, meant):
+    with pytest.raises(ConfigError) as raised:
+        language_code(name)
+    assert ("did you mean" in str(raised.value)) == bool(meant) and meant in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +100,8 @@ def test_pieces_are_joined_as_their_language_is_written():
     assert [joined(["a", "", "b"], language) for language in ("en", "ja", None)] == ["a b", "ab", "a b"]
 
 
-def test_names_are_looked_up_without_torch():
+def test_names_are_looked_up_without_torch_and_transformers():
     watch = "import sys; from whisper_tuner.languages import language_code; language_code('ja'); "
-    done = subprocess.run([sys.executable, "-c", watch + "sys.exit('torch' in sys.modules)"], check=False)
+    heavy = "sys.exit(bool({'torch', 'transformers'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", watch + heavy], check=False)
     assert done.returncode == 0

@@ -275,7 +275,7 @@ def _spaced(text: str, spoken: str, task: str) -> str:
 
 def _known_language(language: str, known: frozenset[str]) -> str:
     if (plain := language.strip().strip("<|>").lower()) in known:
-        return plain  # without `language_code`, which imports half a second of transformers
+        return plain
     code = language_code(language)
     if known and code not in known:
         remedy = f"It knows: {', '.join(sorted(known))}."

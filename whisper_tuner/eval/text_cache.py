@@ -16,9 +16,8 @@ from pathlib import Path
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.errors import TunerError
 from whisper_tuner.eval.evaluation import FALLBACK, Evaluation, Transcript, compared
-from whisper_tuner.export.final import base_of
 from whisper_tuner.fact_store import FactStore, file_stamp
-from whisper_tuner.hub import is_adapter, model_folder
+from whisper_tuner.hub import base_of, is_adapter, model_folder
 
 TEXTS, CONTENT = "texts of a test set 1", "content of a file 1"  # kinds of facts
 _DIGEST_BYTES = 16

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 
 from peft import PeftModel
@@ -18,12 +17,11 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import GenerationConfig, WhisperForConditionalGeneration, WhisperProcessor, WhisperTokenizer
 
-from whisper_tuner.errors import ModelError, RunError
+from whisper_tuner.errors import RunError
 from whisper_tuner.files import atomic_folder, expanded, write_atomically
-from whisper_tuner.hub import ADAPTER_CONFIG, EXTRACTOR, HUB_ID, TOKENIZER, is_adapter, loading, settings_of
+from whisper_tuner.hub import ADAPTER_CONFIG, EXTRACTOR, TOKENIZER, base_of, is_adapter, loading
 from whisper_tuner.model.base_model import load_base, whisper_of
 from whisper_tuner.model.special_tokens import settle_generation
-from whisper_tuner.text import is_unicode
 
 
 def save_final(model: nn.Module, processor: WhisperProcessor, out: str | Path, base_model: str | Path) -> Path:
@@ -120,30 +118,6 @@ def name_base(folder: Path, base_model: str | Path) -> None:
         stated = json.loads(config.read_text(encoding="utf-8"))
         stated["base_model_name_or_path"] = _portable_name(base_model, folder)
         write_atomically(config, json.dumps(stated, indent=2, sort_keys=True) + "\n")
-
-
-def base_of(folder: Path) -> str | Path:
-    """Find the base that an adapter names; a relative path starts at the adapter's own folder. Raises ModelError."""
-    name = settings_of(folder, ADAPTER_CONFIG).get("base_model_name_or_path")
-    if not isinstance(name, str) or not name or not is_unicode(name):
-        raise ModelError(
-            f"{folder} names no base model",
-            remedy=f"Write it into {ADAPTER_CONFIG} as base_model_name_or_path, or copy the folder again.",
-        )
-    try:
-        if (beside := folder / name).is_dir():
-            return beside
-        if expanded(name).is_dir() or re.fullmatch(HUB_ID, name):
-            return name
-        looked = os.path.normpath(folder.absolute() / expanded(name))  # as text: the name may be no path at all
-    except OSError as error:  # a name longer than names can be
-        what = f"{folder / ADAPTER_CONFIG}: base_model_name_or_path: {error.strerror}"
-        raise ModelError(what, remedy="Copy the folder again.") from None
-    raise ModelError(
-        f"{folder} is a LoRA adapter, and its base model is missing: {name}, looked for as {looked}",
-        remedy=f"Put one of the two back where it was. Or write the base's folder into {folder / ADAPTER_CONFIG} as "
-        f"base_model_name_or_path. Before you move an adapter: `multimac export` makes a model that needs no base.",
-    )
 
 
 _ADAPTER_CARD = """---

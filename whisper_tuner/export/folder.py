@@ -7,14 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
-from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
-from whisper_tuner.export.final import save_processor
 from whisper_tuner.export.formats import Format, Merged, Speech
 
 
 def write(merged: Merged, folder: Path, precision: str) -> None:
+    from whisper_tuner.export.final import save_processor
+
     model = merged.model
     if precision == "float16":
         halves = {tensor.data_ptr(): tensor.half() for tensor in model.state_dict().values()}  # tied ones stay tied
@@ -29,6 +28,9 @@ def write(merged: Merged, folder: Path, precision: str) -> None:
 
 def listener(folder: Path, speech: Speech) -> Callable[[np.ndarray], str]:
     """Decode with transformers' `generate`, in float32: on a CPU half precision is slow."""
+    import torch
+    from transformers import WhisperForConditionalGeneration, WhisperProcessor
+
     model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     processor = WhisperProcessor.from_pretrained(folder)
     asked = {}

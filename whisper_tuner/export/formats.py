@@ -8,16 +8,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
-from transformers import WhisperForConditionalGeneration, WhisperProcessor, WhisperTokenizer
 
 from exogym.config import nearest
 from whisper_tuner.data.labels import NO_TIMESTAMPS, TIMESTAMPS, added_words, is_multilingual, token_id
 from whisper_tuner.errors import ConfigError, MissingProgram, ModelError, RunError
 from whisper_tuner.files import atomic_folder
+
+if TYPE_CHECKING:
+    from transformers import WhisperForConditionalGeneration, WhisperProcessor, WhisperTokenizer
 
 FILES = (  # each has a FORMAT
     "folder",
@@ -107,6 +109,8 @@ class Format:
 
     def _mistaken(self, model: WhisperForConditionalGeneration, tokenizer: WhisperTokenizer) -> str:
         """Say what of a model the runtime would take for something else, '' if nothing."""
+        import torch
+
         if not (self.has_output_layer or torch.equal(model.proj_out.weight, model.model.decoder.embed_tokens.weight)):
             return "its output layer is not its token embedding"
         if words := added_words(tokenizer):

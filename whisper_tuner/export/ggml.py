@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from whisper_tuner.export.final import vocabularies
 from whisper_tuner.export.formats import Format, Merged, Speech
 from whisper_tuner.export.openai import dimensions, weights
 
@@ -39,6 +37,10 @@ WHOLE = ("encoder.conv1.bias", "encoder.conv2.bias", "encoder.positional_embeddi
 
 
 def write(merged: Merged, folder: Path, precision: str) -> None:
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    from whisper_tuner.export.final import vocabularies
+
     sizes = dimensions(merged.model)
     with (folder / FILE).open("wb") as file:
         _integers(file, MAGIC, *(sizes[name] for name in SIZES), TYPES[precision][0])

@@ -10,10 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
-from safetensors.torch import save_file
 
-from whisper_tuner.export.final import save_processor
 from whisper_tuner.export.formats import Format, Merged, Speech
 from whisper_tuner.export.openai import dimensions, weights
 
@@ -21,6 +18,11 @@ COMPUTED = "encoder.positional_embedding"  # sinusoids, which MLX's Whisper make
 
 
 def write(merged: Merged, folder: Path, precision: str) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from whisper_tuner.export.final import save_processor
+
     dtype = torch.float16 if precision == "float16" else torch.float32
     stored = {}
     for name, tensor in weights(merged.model).items():

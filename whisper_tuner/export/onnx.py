@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from transformers import GenerationConfig, WhisperConfig, WhisperProcessor
 
-from whisper_tuner.export.final import save_processor
 from whisper_tuner.export.formats import Format, Merged, Speech
 
 if TYPE_CHECKING:
@@ -29,8 +26,10 @@ SMALLEST = 1024  # bytes of a weight that does
 
 def write(merged: Merged, folder: Path, precision: str) -> None:
     import onnx
+    import torch
 
     from whisper_tuner.export import graphs
+    from whisper_tuner.export.final import save_processor
 
     dtype = torch.float16 if precision == "float16" else torch.float32
     encoder, *steps = graphs.encoder_graph(merged.model, dtype), *graphs.decoder_graphs(merged.model, dtype)
@@ -53,6 +52,7 @@ def write(merged: Merged, folder: Path, precision: str) -> None:
 def listener(folder: Path, speech: Speech) -> Callable[[np.ndarray], str]:
     """Decode with onnxruntime, on the CPU. The loop around it is this project's; `generate` is not involved."""
     import onnxruntime
+    from transformers import GenerationConfig, WhisperConfig, WhisperProcessor
 
     encoder, decoder = (
         onnxruntime.InferenceSession(folder / "onnx" / name, providers=["CPUExecutionProvider"])

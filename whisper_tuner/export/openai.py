@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
-from transformers import WhisperForConditionalGeneration
 
 from whisper_tuner.export.formats import Format, Merged, Speech
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import WhisperForConditionalGeneration
 
 FILE = "model.pt"
 # From transformers' names to OpenAI's, applied one after the other.
@@ -63,6 +65,8 @@ def dimensions(model: WhisperForConditionalGeneration) -> dict[str, int]:
 
 
 def write(merged: Merged, folder: Path, precision: str) -> None:
+    import torch
+
     dtype = torch.float16 if precision == "float16" else torch.float32
     stored = {name: tensor.to(dtype).contiguous() for name, tensor in weights(merged.model).items()}
     with (folder / FILE).open("wb") as file:

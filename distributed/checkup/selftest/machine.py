@@ -242,7 +242,7 @@ def memory(about: dict) -> Finding:
 
 def run_doctor(asks: Asking) -> dict:
     """Run `multimac doctor --deep` on this machine, in a process of its own."""
-    command = [sys.executable, str(PROJECT / "cli_typer.py"), "doctor", "--deep", "--json"]
+    command = [sys.executable, str(PROJECT / "cli_typer.py"), "doctor", "--deep", "--hosts", "--json"]
     device = asks.desk.hosts.master.device
     process = LocalMachine().start(command, cwd=str(PROJECT), env={"EXOGYM_DEVICE": device} if device else None)
     asks.at_end(process.kill)

@@ -123,7 +123,7 @@ def test_clips_in_doubt_are_named_and_both_figures_stand(few, capsys, monkeypatc
         texts = [Transcript(said[0], temperature=0.4, greedy=loop), Transcript(""), Transcript(f"{said[2]} again " * 3)]
         return compared(samples, texts, "en", 1.0)
 
-    monkeypatch.setattr("multimac.commands.evaluate.evaluate_model", heard)
+    monkeypatch.setattr("whisper_tuner.eval.evaluation.evaluate", heard)
     assert cli_typer.main(["evaluate", str(MODEL), "--data", str(few), "--out", "o"]) == 0
     said = capsys.readouterr().out
     for number, words in enumerate(("in doubt, so decoded again", "nothing was heard", "far more was heard than said")):
@@ -221,7 +221,7 @@ def test_what_an_unchanged_model_wrote_is_taken_from_the_cache(run_folder, few, 
     assert cli_typer.main(ask) == 0
     first = json.loads(capsys.readouterr().out)
     texts = [Path(record["predictions"]).read_text() for record in first]
-    monkeypatch.setattr("multimac.commands.evaluate.evaluate_model", lambda *_, **__: pytest.fail("done again"))
+    monkeypatch.setattr("whisper_tuner.eval.evaluation.evaluate", lambda *_, **__: pytest.fail("done again"))
     for record in first:
         Path(record["predictions"]).unlink()
     assert cli_typer.main(ask) == 0

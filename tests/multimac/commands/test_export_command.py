@@ -1,6 +1,7 @@
 """`export` as a user calls it, on the bundled model and a run that was trained from it."""
 
 import csv
+import importlib.util
 import json
 import re
 from importlib.metadata import version
@@ -103,7 +104,7 @@ def test_an_export_replaces_an_earlier_one_and_goes_where_it_is_told(run_folder,
         (["last", "--to", "transformers", "--precision", "int8"], 3, "--precision int8: transformers has no such"),
         (["nosuch", "--to", "transformers"], 3, "there is no run 'nosuch'"),
         ([str(MODEL), "--to", "transformers", "--verify"], 3, "nothing to verify with"),
-        (["last", "--to", "transformers", "--out", "test.txt"], 6, "test.txt"),
+        (["last", "--to", "transformers", "--out", "test.txt"], 3, "test.txt: Not a directory"),
     ],
 )
 def test_what_cannot_be_exported_is_told(run_folder, tmp_path, capsys, arguments, status, message):
@@ -114,10 +115,26 @@ def test_what_cannot_be_exported_is_told(run_folder, tmp_path, capsys, arguments
 
 
 def test_a_runtime_that_hears_something_else_is_an_error(run_folder, capsys, monkeypatch):
-    monkeypatch.setattr("multimac.commands.export.decoded", other_words)
+    monkeypatch.setattr("whisper_tuner.eval.exported.decoded", other_words)
     assert cli_typer.main(["export", "last", "--to", "transformers", "--verify"]) == 6
     told = capsys.readouterr()
     assert "transformers float32 by +" in told.err and "before the export" in told.out
+
+
+@pytest.mark.parametrize("others", [[], pytest.param(["transformers"], marks=pytest.mark.slow)], ids=["", "others"])
+def test_without_a_runtime_the_model_is_written_and_the_others_are_verified(run_folder, capsys, monkeypatch, others):
+    found = importlib.util.find_spec
+    absent = "faster_whisper"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: None if name == absent else found(name, *more))
+    formats = [word for name in ["faster-whisper", *others] for word in ("--to", name)]
+    assert cli_typer.main(["export", "last", *formats, "--precision", "float32", "--verify"]) == 3
+    told = capsys.readouterr()
+    written = {f"{name}-float32" for name in ["faster-whisper", *others]}
+    assert {path.name for path in (run_folder / "export").iterdir()} == written
+    assert sum("+0.0" in line for line in told.out.splitlines()) == len(others)
+    *_, what, remedy = told.err.splitlines()
+    assert f"error: written, but not verified: faster-whisper needs the Python package {absent}, which" in what
+    assert "pip install -e '.[faster-whisper]'" in remedy
 
 
 def other_words(which, folder, samples, speech, progress):

@@ -66,11 +66,11 @@ def test_files_lie_beside_their_audio_and_are_not_overwritten(folder, capsys):
 def test_a_bad_file_is_reported_and_the_others_go_on(folder, capsys):
     (folder / "bad.wav").write_text("no audio")
     (folder / "empty.flac").write_bytes(b"")
-    assert run(folder, folder / "gone.wav", "--format", "vtt") == 4
+    assert run(folder, "--format", "vtt") == 4
     said = capsys.readouterr()
-    for name in ("bad.wav", "empty.flac", "gone.wav"):
+    for name in ("bad.wav", "empty.flac"):
         assert name in said.err
-    assert "2 of 5" in said.err and "Traceback" not in said.err
+    assert "2 of 4" in said.err and "Traceback" not in said.err
     assert sorted(p.name for p in folder.rglob("*.vtt")) == ["001.vtt", "002.vtt"]
     assert (folder / "001.vtt").stat().st_mode & 0o777 == 0o644
     assert (folder / "001.vtt").read_text().startswith("WEBVTT\n\n00:00:00.000 --> ")

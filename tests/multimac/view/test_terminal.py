@@ -65,7 +65,7 @@ def test_what_hosts_print_is_harmless_in_the_log_and_where_it_is_followed(capsys
 def test_a_name_in_brackets_is_shown_and_no_style():
     file = io.StringIO()
     finding = Finding(check="disk", what="[red]/Volumes/x[/]", remedy="[link=file:///]see[/link]")
-    _print(Console(file=file, width=100, markup=False), [finding], deep=True)
+    _print(Console(file=file, width=100, markup=False), [finding], deep=True, hosts=True)
     assert "[red]/Volumes/x[/]" in file.getvalue() and "[link=file:///]see[/link]" in file.getvalue()
 
 

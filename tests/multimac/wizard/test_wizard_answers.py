@@ -206,3 +206,10 @@ def test_a_run_with_a_host_is_measured_first(folder, ssh_server):
 def test_every_key_is_in_the_documentation():
     text = (PROJECT / "docs" / "wizard.md").read_text()
     assert not [key for key in KEYS if f"`{key}`" not in text]
+
+
+def test_a_model_that_is_not_at_hand_is_told_when_it_is_chosen(folder, wizard):
+    """Tests are offline. The profile is saved: the model may be there when the training begins."""
+    status, said = wizard(folder, {"model": "someone/whisper-nano", "language": "fr", "start": "later"})
+    assert status == 0 and said.count("someone/whisper-nano is not on this disk, and HF_HUB_OFFLINE is set") == 1
+    assert said.index("is not on this disk") < said.index("written: ")

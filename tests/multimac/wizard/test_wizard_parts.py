@@ -11,6 +11,7 @@ import pytest
 from distributed.checkup.speed import Speed, step_of_all
 from distributed.plan.automatic import Conditions, Measured
 from distributed.ssh.host import Host, Hosts
+from multimac.view.terminal import Console
 from multimac.wizard import model
 from multimac.wizard.data import beside, find
 from multimac.wizard.draft import Data, Draft, Group, Model, with_sections
@@ -204,7 +205,7 @@ def test_a_damaged_model_is_told_when_it_is_chosen(tmp_path, answer):
     (tmp_path / "answers").write_text(f"[answers]\nmodel = {answer.format(folder=folder)}\n")
     config = ConfigFile(tmp_path / "config.ini")
     with pytest.raises(TunerError, match=r"generation_config.json is damaged") as caught:
-        model.ask_model(Questions(tmp_path / "answers"), config, model.offered(config)["mine"])
+        model.ask_model(Questions(tmp_path / "answers"), config, model.offered(config)["mine"], Console())
     assert caught.value.exit_status == ExitStatus.DATA
 
 

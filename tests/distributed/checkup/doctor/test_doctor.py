@@ -5,6 +5,7 @@ Outputs are as macOS's manual pages and published transcripts show them; none wa
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -384,13 +385,17 @@ def run_doctor(*arguments: str) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def test_plain_doctor_fits_80_columns_and_json_is_only_json():
-    plain = start_doctor()
-    status, out, _ = run_doctor("--json")
+def test_plain_doctor_fits_80_columns_and_json_is_only_json(tmp_path):
+    plain = start_doctor("--config", str(tmp_path / "config.ini"))  # no hosts file is beside it
+    status, out, _ = run_doctor("--hosts", "--json")
     shown, said = plain.communicate(timeout=60)
     assert plain.returncode == 0, shown + said
     assert max(map(len, shown.splitlines())) <= 80
     assert "rival packages" in shown
+    table, _, last = shown.rpartition("For several machines")
+    assert "`multimac doctor --hosts` on each" in last and not re.search(
+        "ssh|Remote Login|network|firewall", table, re.IGNORECASE
+    )
     report = json.loads(out)
     assert (status, report["exit_status"], report["deep"]) == (0, 0, False)
     named = {finding["name"]: finding for finding in report["findings"]}
