@@ -253,7 +253,7 @@ def test_an_import_splits_off_the_parts_that_are_missing_and_keeps_doing_so(tmp_
 
 def test_too_few_clips_to_split_are_refused_and_nothing_is_written(tmp_path):
     source, outside = manifest(tmp_path, bundled(2)), [bundled(1)[0][0].parent]
-    with pytest.raises(DataError, match="2 different texts are too few to split"):
+    with pytest.raises(DataError, match="can be made of 2 different texts in 2 clips"):
         data_import(str(source), tmp_path / "mine", split_off=True, outside=outside)
     assert not (tmp_path / "mine" / "train.csv").exists()
 
