@@ -139,6 +139,7 @@ class PartReader:
         self._seen: dict[str, tuple[str, str]] = {}  # where a file was used, and its text
         self._retold = 0  # rows that give such a file another text
         self._untimed: dict[str, list[int]] = {}  # lines, by why their times are not used
+        self._unknown: dict[str, list[int]] = {}  # lines, by the locale that Whisper does not know
 
     @property
     def notes(self) -> list[str]:
@@ -149,6 +150,10 @@ class PartReader:
         times = [
             f"{own}: the timed_text of {counted(len(lines), 'row')} {why}, first on line {lines[0]}: it is not used"
             for why, lines in self._untimed.items()
+        ]
+        times += [
+            f"{own}: Whisper knows no language {name!r}, which {counted(len(lines), 'row')} have: it is not used"
+            for name, lines in self._unknown.items()
         ]
         if lines := self._ids.renamed:
             told = f"the id of {counted(len(lines), 'row')} is that of an earlier one, first on line {lines[0]}"
@@ -234,7 +239,10 @@ class PartReader:
         try:
             language = language_code(language) if language else ""
         except ConfigError as error:
-            raise BadRow(Kind.LANGUAGE, error.args[0]) from None
+            if cell(cells, LANGUAGE_COLUMNS[:1]):
+                raise BadRow(Kind.LANGUAGE, error.args[0]) from None
+            self._unknown.setdefault(language, []).append(row.line)  # a locale may be of any language
+            language = ""
         return Sample(
             id=own_id,
             audio=audio,
