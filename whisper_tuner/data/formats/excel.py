@@ -17,7 +17,8 @@ from whisper_tuner.errors import DataError
 SUFFIX = ".xlsx"
 OTHERS = (".xls", ".xlsb", ".ods", ".numbers")
 SAVE_IT = "Open it in your spreadsheet program, save it as .xlsx or CSV (UTF-8), and name that file."
-MOST_BYTES, MOST_ROWS = 300_000_000, 1 << 20  # unpacked, of one member; Excel's own limit
+MOST_BYTES = 300_000_000  # unpacked, of one member
+MOST_ROWS, MOST_CELLS = 1 << 20, 20_000_000  # Excel's own limit; what fits into memory with ease
 UNREADABLE = (zipfile.BadZipFile, zlib.error, ElementTree.ParseError, LookupError, ValueError, RuntimeError)
 ESCAPED = re.compile(r"_x([0-9A-Fa-f]{4})_")  # a character that XML cannot hold
 
@@ -40,9 +41,11 @@ def read(path: Path) -> tuple[str, str, list[str]]:
     first = next((number for number, cells in enumerate(rows) if sum(map(bool, cells)) > 1), 0)
     if title := " ".join(" ".join(cells) for cells in rows[:first]).strip():  # above the header
         notes.append(f"{path.name}: not used, since it stands alone in its row: {title[:60]}")
-    listing = io.StringIO()
-    used = (cells if number >= first else [] for number, cells in enumerate(rows))
-    csv.writer(listing, lineterminator="\n").writerows(used)
+    width, listing = max(map(len, rows)), io.StringIO()
+    if width * len(rows) > MOST_CELLS:
+        raise DataError(f"{path} has {len(rows)} rows of {width} columns", remedy="Remove what is far from its texts.")
+    whole = (cells + [""] * (width - len(cells)) if any(cells) else [] for cells in rows[first:])
+    csv.writer(listing, lineterminator="\n").writerows([*[()] * first, *whole])
     return listing.getvalue(), f"Excel, sheet {name}", notes
 
 

@@ -144,7 +144,9 @@ class AudioNames:
         """The folders in the first one, and in those of `folders` below it; none that is of a part by its name."""
         inside = [folder for folder in self._folders if folder.is_relative_to(self._folders[0]) and folder.is_dir()]
         found = (Path(entry.path) for folder in inside for entry in os.scandir(folder) if entry.is_dir())
-        return [one for one in found if not (one.name.startswith(".") or kind_of_folder(one.name) or one in inside)]
+        return [
+            one for one in sorted(found) if not (one.name.startswith(".") or kind_of_folder(one.name) or one in inside)
+        ]
 
     def _look(self, place: Path, loosely: bool) -> Path | None:
         with contextlib.suppress(OSError, ValueError):  # a name that no disk takes
