@@ -45,7 +45,7 @@ from whisper_tuner.timed_text import why_unusable
 MAX_DURATION_S = 30.0  # the longest input of Whisper's encoder
 PARTS = "its rows are parts of longer recordings (offset, or start and end)"
 MOST_LETTERS = 10_000  # of a short clip's text, and 100 more a second: a tokenizer would take long for millions
-AT_ONCE = 2000  # rows whose audio is looked at together
+AT_ONCE = 200  # rows whose audio is looked at together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +115,15 @@ def load_manifest(
             samples.append(found)
         else:
             problems.append(found)
-    stated = {sample.language for sample in samples}  # none if some do not say, or differ
-    language = part.language or (stated.pop() if len(stated) == 1 else "")
-    return Manifest(part.path, tuple(samples), tuple(problems), (*part.notes, *reader.notes), language)
+    return Manifest(
+        part.path, tuple(samples), tuple(problems), (*part.notes, *reader.notes), stated_language(part, samples)
+    )
+
+
+def stated_language(part: Part, samples: Iterable[Sample]) -> str:
+    """Return what all clips are in, by their own word, such as zh-CN; "" if some do not say, or differ."""
+    stated = {sample.language for sample in samples}
+    return part.language or (stated.pop() if len(stated) == 1 else "")
 
 
 def _must_be_imported(path: str | Path, why: str) -> DataError:
