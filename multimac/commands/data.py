@@ -18,6 +18,7 @@ from exogym.config import nearest
 from multimac.view.progress import working
 from multimac.view.terminal import Console
 from whisper_tuner.config import ConfigFile, read_text, with_sections
+from whisper_tuner.data.audio import quiet_mp3
 from whisper_tuner.data.dataset import MAX_DURATION_S, stated_language
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.data.formats.table import DELIMITERS
@@ -76,7 +77,7 @@ def data_import(
     console, out = Console(stderr=as_json), expanded(out)
     if save:
         _check_free(config, save, out)
-    with working(console, f"reading {source}") as tell:
+    with quiet_mp3(), working(console, f"reading {source}") as tell:
         found = import_source(
             expanded(source),
             out,
@@ -198,14 +199,14 @@ def _show_part(console: Console, one: ImportedPart, told: Mapping[str, str], not
         corrected = f"{len(one.blacklisted)} left out by blacklist.txt, {len(one.patched)} texts from patches.csv"
         console.print(f"  {corrected}", soft_wrap=True)
     for note in dict.fromkeys(notes):
-        console.print(f"  note: {note}", style="yellow", soft_wrap=True)
+        console.print(f"  note: {note}", style="yellow", soft_wrap=not console.is_terminal)
     if not one.problems:
         console.print("  0 rows left out")
         return
     rows = counted(len(one.problems), "row")
     console.print(f"  {rows} left out: {counts(one.problems)}", style="yellow", soft_wrap=True)
     for line in listed((replace(problem, file=problem.file or part.path.name) for problem in one.problems), SHOWN):
-        console.print(f"    {line}", soft_wrap=True)
+        console.print(f"    {line}", soft_wrap=not console.is_terminal)
 
 
 def _place(one: ImportedPart, problem: Problem) -> str:

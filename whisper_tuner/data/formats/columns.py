@@ -74,9 +74,9 @@ def named(heads: list[str], seen: Columns, reading: Reading) -> tuple[list[str],
     return names, seen.has_header, replace(reading, audio_column=names[audio], text_column=names[text])
 
 
-def told_by_content(path: Path, names: Sequence[str], reading: Reading, *, has_header: bool) -> str:
-    """Say which columns were taken; names: of all columns."""
-    how = f" was read by what is in it; its columns are {', '.join(names)}" if has_header else " has no header"
+def told_by_content(path: Path, reading: Reading, *, has_header: bool) -> str:
+    """Say which columns were taken."""
+    how = ": its columns were told by what is in them" if has_header else " has no header"
     return f"{path.name}{how}: column {reading.audio_column} is audio, column {reading.text_column} is text"
 
 

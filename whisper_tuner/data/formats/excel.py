@@ -24,7 +24,7 @@ ESCAPED = re.compile(r"_x([0-9A-Fa-f]{4})_")  # a character that XML cannot hold
 
 
 def read(path: Path) -> tuple[str, str, list[str]]:
-    """(CSV, what it was, notes) of the first sheet that is not empty. Raises DataError."""
+    """(CSV, the sheet's name, notes) of the first sheet that is not empty. Raises DataError."""
     try:
         with zipfile.ZipFile(path) as book:
             strings = [_text(one) for one in _xml(book, "xl/sharedStrings.xml").iterfind("{*}si")]
@@ -46,7 +46,7 @@ def read(path: Path) -> tuple[str, str, list[str]]:
         raise DataError(f"{path} has {len(rows)} rows of {width} columns", remedy="Remove what is far from its texts.")
     whole = (cells + [""] * (width - len(cells)) if any(cells) else [] for cells in rows[first:])
     csv.writer(listing, lineterminator="\n").writerows([*[()] * first, *whole])
-    return listing.getvalue(), f"Excel, sheet {name}", notes
+    return listing.getvalue(), name, notes
 
 
 def _xml(book: zipfile.ZipFile, member: str) -> ElementTree.Element:

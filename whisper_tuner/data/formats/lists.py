@@ -74,10 +74,9 @@ def part(path: Path, reading: Reading) -> Part:
         raise DataError(f"{path} is a spreadsheet of another kind than {excel.SUFFIX}", remedy=excel.SAVE_IT)
     if suffix == excel.SUFFIX:
         text, sheet, notes = excel.read(path)
-        found = table.part_of(
-            path, text, f"Excel, sheet {sheet}", notes, replace(reading, delimiter="comma"), quoted=True
-        )
-        return replace(found, facts={name: fact for name, fact in found.facts.items() if name != "columns between"})
+        found = table.part_of(path, text, "", notes, replace(reading, delimiter="comma"), quoted=True)
+        kept = {name: fact for name, fact in found.facts.items() if name not in ("encoding", "columns between")}
+        return replace(found, facts={"sheet": sheet, **kept})
     text, encoding, notes = read_text(path, reading)
     if path.suffix.lower() not in JSON_SUFFIXES and text.lstrip()[:1] not in ("{", "["):
         if FLEURS.fullmatch(text.partition("\n")[0].strip()):
@@ -102,7 +101,7 @@ def part(path: Path, reading: Reading) -> Part:
         if len(seen.audio) != 1 or len(seen.text) != 1:
             raise unclear(path, names, seen, reading)
         _, _, reading = named(names, seen, reading)
-        notes = [*notes, told_by_content(path, names, reading, has_header=True)]
+        notes = [*notes, told_by_content(path, reading, has_header=True)]
     return Part(
         path=path,
         layout=f"json ({'one list' if in_list else 'one object a line'})",

@@ -53,7 +53,7 @@ def part_of(
     columns, has_header = firsts.get(delimiter, []), True
     if not delimiter:
         delimiter, columns, has_header, reading = _by_content(path, lines, firsts, reading, quoted=quoted is not False)
-        notes.append(told_by_content(path, columns, reading, has_header=has_header))
+        notes.append(told_by_content(path, reading, has_header=has_header))
     if quoted is None:
         quoted = _has_quoting(lines, delimiter, len(columns))
         if not quoted:
