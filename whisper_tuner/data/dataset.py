@@ -183,7 +183,8 @@ class PartReader:
         if self._retold > len(self._seen) / 2:
             told = counted(self._retold, "row")
             what = f"{self._part.path}: {told} with a recording of an earlier one, and another text"
-            remedy = "If they are parts of it, write their times in columns start and end. Else keep one row of each."
+            times = "a file segments" if self._part.layout == "Kaldi" else "columns start and end"
+            remedy = f"If they are parts of it, write their times in {times}. Else keep one row of each."
             raise DataError(what, remedy=remedy)
 
     def _audio(self, row: Row) -> Path | BadRow:

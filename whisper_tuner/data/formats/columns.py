@@ -59,11 +59,16 @@ def look(columns: Sequence[Sequence[str]], reading: Reading, names: AudioNames, 
     if text is None:
         text = [place for place in others if has_header and heads[place] in reading.text_names][:1]
     if not text and not reading.text_column:
-        cells_of = bodies if has_header else columns
+        whole = bodies if has_header else columns
+        filled = [[cell for cell in cells if cell.strip()] for cells in whole]  # not all may be written yet
         others = [place for place in others if not (has_header and heads[place] in OTHERS)]
-        found = ([place for place in others if _has_words(cells_of[place], word)] for word in WORDS)
+        ways = ((cells, word) for cells in (whole, filled) for word in WORDS)
+        found = ([place for place in others if _has_words(cells[place], word)] for cells, word in ways)
         text = next(filter(None, found), [])
-        text = [place for place in text if len({*cells_of[place]}) > 1] or text  # not who speaks, if it is always one
+        varied = [
+            place for place in text if len({*whole[place]}) > 1
+        ]  # another one says who speaks, if nobody else does
+        text = varied if varied and 2 * len({*whole[varied[0]]}) > len(whole[varied[0]]) else text
     return Columns(audio, text, has_header)
 
 

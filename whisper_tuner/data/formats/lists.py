@@ -36,6 +36,7 @@ from whisper_tuner.text import parse_json
 
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 SUFFIXES = (".csv", ".tsv", *JSON_SUFFIXES)
+ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 STEM = re.compile(rf"(.*?)[-_. ]?({'|'.join(KIND_OF)})", re.IGNORECASE)
 LABEL_STUDIO = {"data", "annotations"}
 # FLEURS, without a header: number of the sentence, file, text, text in small letters, its letters, samples, gender.
@@ -70,7 +71,9 @@ def parts(place: Place, reading: Reading) -> Parts:
 
 def part(path: Path, reading: Reading) -> Part:
     """Raises DataError for a file that cannot be read, or whose rows have no audio and text."""
-    if (suffix := path.suffix.lower()) in excel.OTHERS:
+    if (suffix := path.suffix.lower()) in ARCHIVES:
+        raise DataError(f"{path} is an archive", remedy="Unpack it, and name the folder that comes out.")
+    if suffix in excel.OTHERS:
         raise DataError(f"{path} is a spreadsheet of another kind than {excel.SUFFIX}", remedy=excel.SAVE_IT)
     if suffix == excel.SUFFIX:
         text, sheet, notes = excel.read(path)

@@ -43,12 +43,10 @@ def part_of(
     marks = [told] if told else sorted(ITS_NAME, key=lambda mark: mark != usual)  # the likeliest first
     if lines and (said := EXCEL.fullmatch(lines[0].strip())) and said[1] in ITS_NAME:
         marks, lines = [said[1]], ["\n", *lines[1:]]
-    firsts = {}
-    for mark in marks:
-        _, first = next(_records(lines, mark, quoted=quoted is not False), (1, []))
-        if isinstance(first, BadRow):
-            raise DataError(f"{path} line 1: {first}", remedy="Check the quotes of its header.")
-        firsts[mark] = [name.strip().lower() for name in first]
+    begins = {mark: next(_records(lines, mark, quoted=quoted is not False), (1, []))[1] for mark in marks}
+    firsts = {mark: _lower(first) for mark, first in begins.items() if not isinstance(first, BadRow)}
+    if not firsts:
+        raise DataError(f"{path} line 1: {begins[marks[0]]}", remedy="Check the quotes of its header.")
     delimiter = next((mark for mark, names in firsts.items() if names_both(names, reading)), "")
     columns, has_header = firsts.get(delimiter, []), True
     if not delimiter:
@@ -84,9 +82,13 @@ def is_header(line: str) -> bool:
     """Tell if a line names an audio and a text column."""
     for delimiter in DELIMITERS.values():
         _, first = next(_records([line], delimiter), (1, []))
-        if not isinstance(first, BadRow) and names_both([name.strip().lower() for name in first], Reading()):
+        if not isinstance(first, BadRow) and names_both(_lower(first), Reading()):
             return True
     return False
+
+
+def _lower(names: Sequence[str]) -> list[str]:
+    return [name.strip().lower() for name in names]
 
 
 def names_both(names: Sequence[str], reading: Reading) -> bool:

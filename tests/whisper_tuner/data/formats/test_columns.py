@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -86,7 +87,7 @@ HEADERS = [
 
 @pytest.mark.parametrize("header", HEADERS, ids=lambda header: header[0] if header else "none")
 @pytest.mark.parametrize(
-    "form", ["csv", "tsv", "xlsx", "json", "jsonl", "semicolon.csv", "no suffix.csv", "reversed.csv"]
+    "form", ["csv", "tsv", "xlsx", "json", "jsonl", "semicolon.csv", "no suffix.csv", "reversed.csv", "quoted.csv"]
 )
 def test_columns_are_found_by_what_is_in_them_and_that_is_said(audio, header, form):
     folder, kind = audio(), form.rpartition(".")[2]
@@ -102,8 +103,9 @@ def test_columns_are_found_by_what_is_in_them_and_that_is_said(audio, header, fo
         objects = [json.dumps(dict(zip(header, row, strict=True))) for row in rows]
         path.write_text("\n".join(objects) if kind == "jsonl" else f"[{','.join(objects)}]")
     else:
-        mark = {"tsv": "\t", "semicolon.csv": ";"}.get(form, "|")
-        path.write_text(table(whole, mark))
+        mark = {"tsv": "\t", "semicolon.csv": ";", "quoted.csv": '","'}.get(form, "|")
+        text = table(whole, mark)
+        path.write_text(re.sub("^|$", '"', text.strip(), flags=re.MULTILINE) if form == "quoted.csv" else text)
     assert texts(path) == TEXTS
     [note] = [note for note in load_manifest(path).notes if " is audio, column " in note]
     assert ("has no header" in note) == (header is None)
@@ -170,6 +172,7 @@ def test_a_file_that_is_in_two_folders_or_in_that_of_another_part_is_not_taken(a
         ([["Nr", "Datei", "Satz"], ["1", "1.wav", "eins"], ["2", "2.wav", "zwei"]], ("datei", "satz")),
         ([["Sprecher", "Datei", "Satz"], ["Anna", "1", "eins"], ["Anna", "2", "zwei"]], ("datei", "satz")),
         ([["speaker", "Datei", "Satz"], ["Anna", "1", "eins"], ["Bert", "2", "zwei"]], ("datei", "satz")),
+        ([["Satz", "Datei"], ["", "1.wav"], ["zwei", "2.wav"]], ("datei", "satz")),
         ([["Stufe", "Datei", "Satz"], ["1", "1", "A"], ["1", "2", "B"]], ("datei", "satz")),
         ([["9", "8.wav", "fort"], ["1", "1.wav", "eins"], ["2", "2.wav", "zwei"]], ("2", "3")),
         ([["Datei", "Satz"], ["1.wav", "你好"], ["2.wav", "好"]], ("datei", "satz")),
@@ -181,4 +184,5 @@ def test_other_columns_are_not_taken_for_these(audio, rows, found):
     (folder / "l.csv").write_text(table(rows, ";"))
     manifest = load_manifest(folder / "l.csv")
     assert "column {} is audio, column {} is text".format(*found) in manifest.notes[0]
-    assert len(manifest.samples) == 2 and len(manifest.problems) == len(rows) - 2 - (found[0] == "datei")
+    assert len(manifest.samples) + len(manifest.problems) == len(rows) - (found[0] == "datei")
+    assert all(sample.text in ("eins", "zwei", "A", "B", "你好", "好", "Ja.", "„Nein“") for sample in manifest.samples)
