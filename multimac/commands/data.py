@@ -125,7 +125,7 @@ def _check_free(config: Path, name: str, out: Path) -> None:
     before = ConfigFile(config, read_text(config))
     train = before.section("dataset", name).values.get("train") if before.has("dataset", name) else None
     if train is not None and (before.path.parent / expanded(train)).absolute() != (out / "train.csv").absolute():
-        what = f"--save {name}: [dataset:{name}] of {config.name} has other recordings: train = {train}"
+        what = f"--save {name}: [dataset:{name}] has other recordings in {config.name}: train = {train}"
         raise ConfigError(what, remedy="Choose another name, or remove that section first.")
 
 
@@ -137,8 +137,8 @@ def _save(config: Path, name: str, keys: dict[str, str]) -> str:
     changed = [f"{key} = {own[key]}" for key, value in keys.items() if own.get(key, value) != value]
     text = with_sections(text, [(header, {**own, **keys})])
     held = ConfigFile(config, text).section("dataset", name).values
-    if bad := [value for key, value in keys.items() if held.get(key) != value]:
-        raise ConfigError(f"{bad[0]}: config.ini cannot hold this path", remedy="Rename the file or folder.")
+    for path in (value for key, value in keys.items() if held.get(key) != value):
+        raise ConfigError(f"{path}: config.ini cannot hold this path", remedy="Rename the file or folder.")
     write_shared(config, text)
     return f"Written to {shown(config.absolute())}{' in place of ' * bool(changed)}{', '.join(changed)}:"
 

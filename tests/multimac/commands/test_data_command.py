@@ -303,7 +303,7 @@ def test_an_import_is_saved_as_a_section_and_headers_are_read_once(common_voice,
     assert Path("config.ini").read_text().startswith("# mine\n[DEFAULT]\nseed = 2\n")
     before = Path("config.ini").read_text()
     assert run("data", "import", "cv", "--out", "other", "--save", "meins") == 3
-    assert "[dataset:meins] of config.ini has other recordings" in capsys.readouterr().err
+    assert "[dataset:meins] has other recordings in config.ini" in capsys.readouterr().err
     assert Path("config.ini").read_text() == before and not Path("other").exists()
     assert run("data", "check", *(str(tmp_path / "mine" / f"{kind}.csv") for kind in kinds)) in (0, 4)
     assert sorted(path.name for path in read) == sorted(path.name for path in (common_voice / "clips").iterdir())

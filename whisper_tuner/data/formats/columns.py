@@ -65,10 +65,9 @@ def look(columns: Sequence[Sequence[str]], reading: Reading, names: AudioNames, 
         ways = ((cells, word) for cells in (whole, filled) for word in WORDS)
         found = ([place for place in others if _has_words(cells[place], word)] for cells, word in ways)
         text = next(filter(None, found), [])
-        varied = [
-            place for place in text if len({*whole[place]}) > 1
-        ]  # another one says who speaks, if nobody else does
-        text = varied if varied and 2 * len({*whole[varied[0]]}) > len(whole[varied[0]]) else text
+        varied = [place for place in text if len({*whole[place]}) > 1]  # the others name the only speaker, or a place
+        if len(varied) == 1 and 2 * len({*whole[varied[0]]}) > len(whole[varied[0]]):
+            text = varied
     return Columns(audio, text, has_header)
 
 

@@ -25,6 +25,8 @@ ESCAPED = re.compile(r"_x([0-9A-Fa-f]{4})_")  # a character that XML cannot hold
 
 def read(path: Path) -> tuple[str, str, list[str]]:
     """(CSV, the sheet's name, notes) of the first sheet that is not empty. Raises DataError."""
+    if path.suffix.lower() in OTHERS:
+        raise DataError(f"{path} is a spreadsheet, but no {SUFFIX}", remedy=SAVE_IT)
     try:
         with zipfile.ZipFile(path) as book:
             strings = [_text(one) for one in _xml(book, "xl/sharedStrings.xml").iterfind("{*}si")]

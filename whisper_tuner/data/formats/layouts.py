@@ -115,7 +115,8 @@ def kinds_inside(path: Path, reading: Reading = AS_IT_IS) -> list[str]:
 
 def _divided(part: Part, kind: str, *, is_alone: bool) -> Parts:
     """Divide a part by its column for that; if it is not alone, leave out the rows of other parts. Raises DataError."""
-    if not (columns := [name for name in SPLIT_COLUMNS if name in part.columns]):
+    columns = [name for name in SPLIT_COLUMNS if name in part.columns]
+    if not columns or (part.cut == saved.WHY_CUT and not is_alone):  # of the hub's own parts no row is another's
         return {kind: part}
 
     def word(cells: Cells, column: str) -> str:

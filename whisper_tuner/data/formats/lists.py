@@ -73,9 +73,7 @@ def part(path: Path, reading: Reading) -> Part:
     """Raises DataError for a file that cannot be read, or whose rows have no audio and text."""
     if (suffix := path.suffix.lower()) in ARCHIVES:
         raise DataError(f"{path} is an archive", remedy="Unpack it, and name the folder that comes out.")
-    if suffix in excel.OTHERS:
-        raise DataError(f"{path} is a spreadsheet of another kind than {excel.SUFFIX}", remedy=excel.SAVE_IT)
-    if suffix == excel.SUFFIX:
+    if suffix in (excel.SUFFIX, *excel.OTHERS):
         text, sheet, notes = excel.read(path)
         found = table.part_of(path, text, "", notes, replace(reading, delimiter="comma"), quoted=True)
         kept = {name: fact for name, fact in found.facts.items() if name not in ("encoding", "columns between")}

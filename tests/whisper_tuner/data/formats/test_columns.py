@@ -186,3 +186,19 @@ def test_other_columns_are_not_taken_for_these(audio, rows, found):
     assert "column {} is audio, column {} is text".format(*found) in manifest.notes[0]
     assert len(manifest.samples) + len(manifest.problems) == len(rows) - (found[0] == "datei")
     assert all(sample.text in ("eins", "zwei", "A", "B", "你好", "好", "Ja.", "„Nein“") for sample in manifest.samples)
+
+
+def test_a_locale_is_a_language_and_one_that_whisper_does_not_know_is_said(audio):
+    folder = audio()
+    (folder / "l.csv").write_text("audio,text,locale\na1.wav,oui,fr-CA\na2.wav,ja,\na3.wav,qapla,tlh\n")
+    manifest = load_manifest(folder / "l.csv")
+    assert [sample.language for sample in manifest.samples] == ["fr", "", ""] and not manifest.problems
+    assert "Whisper knows no language 'tlh', which 1 row has: it is not used" in manifest.notes[0]
+
+
+def test_any_layout_may_be_one_folder_deeper(audio, tmp_path):
+    audio("Downloads/LJSpeech-1.1/wavs")
+    (tmp_path / "Downloads/LJSpeech-1.1/metadata.csv").write_text("a1|Guten Tag!\na2|Nein, danke.\na3|ja\n")
+    [train] = import_source(tmp_path / "Downloads", tmp_path / "out")
+    assert {sample.audio.name: sample.text for sample in train.samples} == TEXTS
+    assert train.notes[0] == "the data set is in its folder LJSpeech-1.1"
