@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,7 @@ from whisper_tuner.data.audio import quiet_mp3
 from whisper_tuner.data.dataset import MAX_DURATION_S, stated_language
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.data.formats.table import DELIMITERS
-from whisper_tuner.data.importing import LEFT_OUT, ImportedPart, import_source, read_corrections
+from whisper_tuner.data.importing import LEFT_OUT, ImportedPart, Tell, import_source, read_corrections
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus
 from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.files import expanded, shown, write_shared
@@ -63,10 +64,7 @@ def data_import(
     as_json: Annotated[bool, Option("--json", help="Print only what was found, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
-    """Read recordings of any usual layout, and write manifests for config.ini.
-
-    If it was stopped, the same command again goes on from there: what was cut is kept.
-    """
+    """Read recordings of any usual layout, and write manifests for config.ini. If stopped, run it again to go on."""
     if delimiter and delimiter not in DELIMITERS:
         what = f"--delimiter {delimiter}: no such delimiter{nearest(delimiter, DELIMITERS)}"
         raise ConfigError(what, remedy=f"Known: {', '.join(DELIMITERS)}.")
@@ -77,7 +75,7 @@ def data_import(
     console, out = Console(stderr=as_json), expanded(out)
     if save:
         _check_free(config, save, out)
-    with quiet_mp3(), working(console, f"reading {source}") as tell:
+    with _reading(console, source) as tell:
         found = import_source(
             expanded(source),
             out,
@@ -90,10 +88,7 @@ def data_import(
             tell=tell,
         )
     unknown = read_corrections(out).unknown(found)
-    keys = {one.kind: str(one.manifest.absolute()) for one in found if one.samples}
-    keys |= {"language": spoken} if (spoken := language or _stated(found)) else {}
-    own = {key: value if save or key == "language" else str(shown(Path(value))) for key, value in keys.items()}
-    lines = [f"[dataset:{save or out.name}]", *(f"{key} = {value}" for key, value in own.items())]
+    keys, lines = _section(found, language, save or out.name, whole=bool(save))
     if as_json:
         print(json.dumps(_record(source, found, unknown, lines), indent=2))
     else:
@@ -103,6 +98,28 @@ def data_import(
     if not as_json:
         _show_section(console, said, lines, [kind for kind in LACKED if kind not in keys])
     return ExitStatus.OK
+
+
+@contextlib.contextmanager
+def _reading(console: Console, source: str) -> Iterator[Tell]:
+    """Show how far an import is; if it is stopped, say that nothing is lost."""
+    try:
+        with quiet_mp3(), working(console, f"reading {source}") as tell:
+            yield tell
+    except KeyboardInterrupt:
+        console.print("Stopped. The same command again goes on from here.")
+        raise
+
+
+def _section(
+    found: Sequence[ImportedPart], language: str, name: str, *, whole: bool
+) -> tuple[dict[str, str], list[str]]:
+    """(keys, lines) of a [dataset:NAME]; whole: with whole paths, else as its user would type them here."""
+    paths = {one.kind: one.manifest.absolute() for one in found if one.samples}
+    spoken = language or _stated(found)
+    keys = {kind: str(path if whole else shown(path)) for kind, path in paths.items()}
+    keys |= {"language": spoken} if spoken else {}
+    return keys, [f"[dataset:{name}]", *(f"{key} = {value}" for key, value in keys.items())]
 
 
 def _show_section(console: Console, said: str, lines: Sequence[str], missing: Sequence[str]) -> None:
@@ -145,8 +162,9 @@ def _save(config: Path, name: str, keys: dict[str, str]) -> str:
 
 def _stated(found: Sequence[ImportedPart]) -> str:
     """Return the code of the language that the recordings' own list gives; "" for one that Whisper does not know."""
+    train = next(one for one in found if one.kind == "train")
     try:
-        return language_code(stated_language(found[0].part, found[0].samples))
+        return language_code(stated_language(train.part, train.samples))
     except ConfigError:
         return ""
 

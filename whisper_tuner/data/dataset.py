@@ -158,7 +158,7 @@ class PartReader:
             for why, lines in self._untimed.items()
         ]
         times += [
-            f"{own}: Whisper knows no language {name!r}, which {counted(len(lines), 'row')} {'has' if len(lines) == 1 else 'have'}: it is not used"
+            f"{own}: Whisper knows no language {name!r}, so it is not used ({counted(len(lines), 'row')})"
             for name, lines in self._unknown.items()
         ]
         if lines := self._ids.renamed:

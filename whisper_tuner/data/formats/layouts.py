@@ -5,6 +5,7 @@ Parts may also lie beside a training set: dev.tsv and test.tsv beside train.tsv,
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -154,7 +155,8 @@ def _inside(place: Place, reading: Reading) -> tuple[Path | None, list[str]]:
     if found or not place.is_folder:
         return (place.path if found else None), tried
     inner = []
-    for folder in sorted(one for one in place.path.iterdir() if one.is_dir() and not one.name.startswith((".", "__"))):
+    below = sorted(one for one in place.path.iterdir() if one.is_dir() and not one.name.startswith((".", "__")))
+    for folder in (one for one in below if os.access(one, os.R_OK | os.X_OK)):
         own = Place(folder)
         listed, why = lists.by_content(own, reading)
         inner += [folder] if listed or any(layout.recognises(own) for layout in LAYOUTS.values()) else []

@@ -36,6 +36,7 @@ from whisper_tuner.text import parse_json
 
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 SUFFIXES = (".csv", ".tsv", *JSON_SUFFIXES)
+MOST_TRIED = 50  # tables of a folder; of more, each is the text of one recording
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 STEM = re.compile(rf"(.*?)[-_. ]?({'|'.join(KIND_OF)})", re.IGNORECASE)
 LABEL_STUDIO = {"data", "annotations"}
@@ -124,7 +125,7 @@ def _shown(value: object) -> str:
 def by_content(place: Place, reading: Reading) -> tuple[list[Path], list[str]]:
     """(files of a folder that list its recordings by what is in them, why each of the others does not)."""
     found, refused = [], []
-    for path in place.at_top(*SUFFIXES, ".txt", excel.SUFFIX, *excel.OTHERS):
+    for path in place.at_top(*SUFFIXES, ".txt", excel.SUFFIX, *excel.OTHERS)[:MOST_TRIED]:
         try:
             part(path, reading)
             found.append(path)

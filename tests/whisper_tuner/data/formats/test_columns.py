@@ -193,7 +193,7 @@ def test_a_locale_is_a_language_and_one_that_whisper_does_not_know_is_said(audio
     (folder / "l.csv").write_text("audio,text,locale\na1.wav,oui,fr-CA\na2.wav,ja,\na3.wav,qapla,tlh\n")
     manifest = load_manifest(folder / "l.csv")
     assert [sample.language for sample in manifest.samples] == ["fr", "", ""] and not manifest.problems
-    assert "Whisper knows no language 'tlh', which 1 row has: it is not used" in manifest.notes[0]
+    assert "Whisper knows no language 'tlh', so it is not used (1 row)" in manifest.notes[0]
 
 
 def test_any_layout_may_be_one_folder_deeper(audio, tmp_path):
