@@ -56,15 +56,16 @@ def parts(place: Place, reading: Reading) -> Parts:
     """Raises DataError."""
     if not place.is_folder:
         return {"train": part(place.path, reading)}
-    found = [path for path in place.at_top(*SUFFIXES) if is_list(path)] or by_content(place, reading)[0]
+    found: dict[Path, Part | None] = {path: None for path in place.at_top(*SUFFIXES) if is_list(path)}
+    found = found or {**by_content(place, reading)[0]}
     # Those whose whole name says which part they are; of several for one kind the first.
     chosen = {KIND_OF[path.stem.lower()]: path for path in reversed(found) if path.stem.lower() in KIND_OF}
     if "train" not in chosen:
         if len(found) > 1:
             names = ", ".join(path.name for path in found)
             raise DataError(f"{place.path} has several lists: {names}", remedy="Name one of these files.")
-        chosen = {"train": found[0]}
-    read = {kind: part(path, reading) for kind, path in chosen.items()}
+        chosen = {"train": next(iter(found))}
+    read = {kind: found[path] or part(path, reading) for kind, path in chosen.items()}
     left = (path.name for path in found if path not in chosen.values())
     notes = (f"{name} is no part, or not the first of its kind, and not used: rename the one you mean" for name in left)
     return read | {"train": replace(read["train"], notes=(*read["train"].notes, *notes))}
@@ -122,13 +123,12 @@ def _shown(value: object) -> str:
     return str(value.get("path") if isinstance(value, dict) else "" if value is None else value)
 
 
-def by_content(place: Place, reading: Reading) -> tuple[list[Path], list[str]]:
+def by_content(place: Place, reading: Reading) -> tuple[dict[Path, Part], list[str]]:
     """(files of a folder that list its recordings by what is in them, why each of the others does not)."""
-    found, refused = [], []
+    found, refused = {}, []
     for path in place.at_top(*SUFFIXES, ".txt", excel.SUFFIX, *excel.OTHERS)[:MOST_TRIED]:
         try:
-            part(path, reading)
-            found.append(path)
+            found[path] = part(path, reading)
         except DataError as error:
             refused.append(str(error).partition("\n")[0].removeprefix(f"{place.path}/"))
     return found, refused

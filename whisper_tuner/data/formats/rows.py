@@ -99,6 +99,7 @@ class AudioNames:
     def __init__(self, folders: Sequence[Path], bounds: Bounds | None = None):
         self._folders, self._bounds = folders, bounds
         self._listed: dict[Path, _Listing] = {}
+        self._parents: dict[Path, Path | None] = {}  # as they are named, and as they are
         self.changed: Counter[str] = Counter()
 
     def find(self, name: str) -> Path:
@@ -150,7 +151,9 @@ class AudioNames:
 
     def _look(self, place: Path, loosely: bool) -> Path | None:
         with contextlib.suppress(OSError, ValueError):  # a name that no disk takes
-            if parent := self._folder(place.parent):
+            if place.parent not in self._parents:
+                self._parents[place.parent] = self._folder(place.parent)
+            if parent := self._parents[place.parent]:
                 if parent not in self._listed:
                     self._listed[parent] = _Listing(parent)
                 return self._listed[parent].find(place.name, loosely)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import zipfile
 from pathlib import Path
@@ -11,7 +12,7 @@ from xml.sax.saxutils import escape
 import pytest
 
 from whisper_tuner.data.dataset import load_manifest
-from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
+from whisper_tuner.data.formats.rows import AS_IT_IS, AudioNames, Reading, near
 from whisper_tuner.data.importing import import_source
 
 ROWS = [["a1.wav", "Guten Tag!", "2.1"], ["a2.wav", "Nein, danke.", "2 s"], ["a3.wav", "ja", "0:03"]]
@@ -202,3 +203,10 @@ def test_any_layout_may_be_one_folder_deeper(audio, tmp_path):
     [train] = import_source(tmp_path / "Downloads", tmp_path / "out")
     assert {sample.audio.name: sample.text for sample in train.samples} == TEXTS
     assert train.notes[0] == "the data set is in its folder LJSpeech-1.1"
+
+
+def test_a_folder_is_listed_once_however_many_names_are_looked_for(audio, monkeypatch):
+    names, listed, scan = AudioNames(near(audio() / "l.csv")), [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scan(path))
+    assert not any(names.exists(f"gone {number}") for number in range(100)) and names.exists("A1")
+    assert len(listed) < 30
