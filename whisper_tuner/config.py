@@ -17,6 +17,8 @@ INHERITED = ("model", "dataset")  # kinds of sections that a profile is made of
 KINDS = (*INHERITED, "profile", "distributed")
 SIZES = "tiny tiny.en base base.en small small.en medium medium.en large large-v2 large-v3 large-v3-turbo"
 WHISPERS = [f"openai/whisper-{size}" for size in SIZES.split()]  # all that OpenAI has on the hub
+HEADER = re.compile(r"^(?=\[)", re.MULTILINE)
+Section = tuple[str, dict[str, str]]  # such as "profile:mine", with its keys and values
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -413,3 +415,34 @@ def _line_numbers(text: str) -> dict[tuple[str, str | None], int]:
         elif match := re.match(r"([^\s#;=:][^=:]*?)\s*[=:]", line):
             lines[section, match[1]] = number
     return lines
+
+
+def with_sections(text: str, sections: Sequence[Section]) -> str:
+    """Put sections into a text: one that exists is replaced where it stands, a new one is added at the end."""
+    newline = "\r\n" if "\r\n" in text else "\n"
+    for header, keys in sections:
+        body = newline.join([f"[{header}]", *(f"{key} = {value}" for key, value in keys.items())]) + newline
+        parts = HEADER.split(text)
+        old = next((number for number, part in enumerate(parts) if part.startswith(f"[{header}]")), None)
+        if old is not None:
+            lines = parts[old].splitlines(keepends=True)
+            end = len(lines)  # comments and blank lines at a section's end belong to the next one
+            while end and (not (line := lines[end - 1].strip()) or line.startswith(("#", ";"))):
+                end -= 1
+            parts[old] = body + "".join(lines[end:])
+            text = "".join(parts)
+        else:
+            gap = "" if not text else newline if text.endswith("\n") else newline * 2
+            text = f"{text}{gap}{body}"
+    return text
+
+
+def read_text(path: Path) -> str:
+    """Read a config.ini with its own line ends; '' if there is none. Raises ConfigError."""
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError):
+        ConfigFile(path)  # says what is wrong with it, and where
+        raise

@@ -49,6 +49,17 @@ def counts(problems: Iterable[Problem]) -> str:
     return ", ".join(f"{number} {kind}" for kind, number in Counter(p.kind for p in problems).most_common())
 
 
+def listed(problems: Iterable[Problem], shown: int) -> list[str]:
+    """Return a line for each of the first few; those that say the same are one, with how many there are."""
+    alike: dict[str, list[Problem]] = {}
+    for problem in problems:
+        alike.setdefault(problem.what, []).append(problem)
+    groups = [*alike.values()]
+    lines = [f"{first}{f' (and {len(more)} more)' * bool(more)}" for first, *more in groups[:shown]]
+    left = sum(map(len, groups[shown:]))
+    return [*lines, f"and {left} more"] if left else lines
+
+
 def write_problems(path: Path, problems: Iterable[tuple[Path, Sequence[Problem]]]) -> None:
     """Write a CSV with the columns manifest, line, kind, what."""
     rows = ((manifest / p.file, p.line, p.kind, p.what) for manifest, found in problems for p in found)

@@ -1,12 +1,14 @@
-"""Counts, sizes, durations and the time left, as people read them; and JSON that anybody may have written."""
+"""Counts, sizes, durations and the time left, as people read them; words of a text; JSON that anybody has written."""
 
 from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable
 from typing import Any
 
+WORD = re.compile(r"[^\W_]+(?:['’ʼ-][^\W_]+)*")
 FIRST_S = 5.0  # before that a rate says little
 
 
@@ -43,6 +45,15 @@ def is_unicode(text: str) -> bool:
 def harmless(text: str) -> str:
     """Remove the characters that a terminal obeys, but for tabs and new lines: texts and names come from anywhere."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", text)
+
+
+def words(text: str) -> list[str]:
+    return WORD.findall(text)
+
+
+def text_key(text: str) -> str:
+    """Return one key for texts that differ in case, punctuation, spaces and Unicode form only."""
+    return " ".join(words(unicodedata.normalize("NFKC", text).casefold()))
 
 
 class Pace:

@@ -25,6 +25,7 @@ from multimac.view.models import fetch_model, model_named, slug
 from multimac.view.progress import counting, working
 from multimac.view.terminal import Console
 from whisper_tuner.config import ConfigFile
+from whisper_tuner.data.audio import quiet_mp3
 from whisper_tuner.data.checks import fix, gather, table
 from whisper_tuner.data.checks.finding import Finding, Severity, of_row
 from whisper_tuner.data.checks.material import PARTS, TRAIN, Heard, Material, Row
@@ -95,7 +96,8 @@ def data_check(
         check_writable(out)
     model = model_named(model, config) if model else ""
     fetch_model(model)
-    material, notes = _material(console, asked, model)
+    with quiet_mp3():
+        material, notes = _material(console, asked, model)
     load = cache(lambda: _loaded(model))
     if model:
         material = replace(material, heard=_heard(console, asked, material, model, load, helping))

@@ -30,8 +30,7 @@ from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
 from whisper_tuner.data.formats.layouts import kinds_inside, parts_of, with_siblings
 from whisper_tuner.data.formats.lists import STEM, is_list
 from whisper_tuner.data.formats.pairs import TEXT
-from whisper_tuner.data.formats.place import KIND_OF
-from whisper_tuner.data.formats.rows import AS_IT_IS
+from whisper_tuner.data.formats.rows import AS_IT_IS, KIND_OF
 from whisper_tuner.data.importing import OutsideAudio, import_source, outside_of
 from whisper_tuner.data.splitting import split
 from whisper_tuner.errors import ConfigError, TunerError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,14 +12,12 @@ from pathlib import Path
 from distributed.checkup.speed import Speed
 from distributed.plan.job import Job, resolve
 from distributed.ssh.host import Hosts
-from whisper_tuner.config import ConfigFile
+from whisper_tuner.config import ConfigFile, Section, read_text, with_sections
 from whisper_tuner.data.dataset import Sample, write_manifest
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.files import shown, write_shared
 from whisper_tuner.model.memory import ModelShape
 
-HEADER = re.compile(r"^(?=\[)", re.MULTILINE)
-Section = tuple[str, dict[str, str]]  # such as "profile:mine", with its keys and values
 KINDS = ("train", "validation", "test")
 
 
@@ -165,34 +162,3 @@ def numbered(name: str) -> Iterator[str]:
     """Give mine, mine-2, mine-3, ..."""
     yield name
     yield from (f"{name}-{number}" for number in itertools.count(2))
-
-
-def with_sections(text: str, sections: Sequence[Section]) -> str:
-    """Put sections into a text: one that exists is replaced where it stands, a new one is added at the end."""
-    newline = "\r\n" if "\r\n" in text else "\n"
-    for header, keys in sections:
-        body = newline.join([f"[{header}]", *(f"{key} = {value}" for key, value in keys.items())]) + newline
-        parts = HEADER.split(text)
-        old = next((number for number, part in enumerate(parts) if part.startswith(f"[{header}]")), None)
-        if old is not None:
-            lines = parts[old].splitlines(keepends=True)
-            end = len(lines)  # comments and blank lines at a section's end belong to the next one
-            while end and (not (line := lines[end - 1].strip()) or line.startswith(("#", ";"))):
-                end -= 1
-            parts[old] = body + "".join(lines[end:])
-            text = "".join(parts)
-        else:
-            gap = "" if not text else newline if text.endswith("\n") else newline * 2
-            text = f"{text}{gap}{body}"
-    return text
-
-
-def read_text(path: Path) -> str:
-    """Read a config.ini with its own line ends; '' if there is none. Raises ConfigError."""
-    try:
-        return path.read_bytes().decode()
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError):
-        ConfigFile(path)  # says what is wrong with it, and where
-        raise

@@ -8,7 +8,7 @@ from pathlib import Path
 from whisper_tuner.data.checks.table import KINDS
 from whisper_tuner.data.formats import rows, times
 from whisper_tuner.data.formats.layouts import LAYOUTS
-from whisper_tuner.data.formats.place import KIND_OF
+from whisper_tuner.data.formats.rows import KIND_OF
 from whisper_tuner.problems import Kind
 
 PROJECT = Path(__file__).parents[2]

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -38,6 +40,8 @@ MOST_CHANNELS = 64  # of what another program decodes
 # What soundfile raises for a file that it cannot read: ValueError for an unknown length or a name that is not UTF-8,
 # TypeError for a name that ends in .raw, MemoryError for a header that states an absurd length.
 REFUSED = (soundfile.LibsndfileError, ValueError, TypeError, MemoryError)
+# Its lines are errors with a place in its source, notes and warnings.
+OF_MP3 = re.compile(rb"\[.*src/libmpg123/|Note: |Warning: |Hint: ")
 PROBE_S, START_S, SLOWEST = 60, 60, 4  # time for ffprobe; for another decoder, and times as fast as the sound at least
 # What ffmpeg may take a file for: playlists (HLS, DASH, concat) have it read other files, whatever their own name is.
 CONTAINERS = "aac,ac3,aiff,amr,amrnb,amrwb,ape,asf,au,avi,caf,dts,eac3,flac,flv,gsm,loas,m4v,matroska,mov,mp3,mpc,mpc8,"
@@ -151,6 +155,29 @@ def mono(found: Iterable[tuple[np.ndarray, int]], sample_rate: int = SAMPLE_RATE
             yield resampler.resample_chunk(waveform[at : at + AT_ONCE])
     if resampler:
         yield resampler.resample_chunk(np.empty(0, np.float32), last=True)
+
+
+@contextlib.contextmanager
+def quiet_mp3() -> Iterator[None]:
+    """Keep off the screen what the MP3 decoder of libsndfile writes to stderr itself about each damaged frame.
+
+    What else is written there meanwhile by other than Python comes at the end. For a whole command of one process:
+    processes that are started meanwhile would write there, too.
+    """
+    with tempfile.TemporaryFile() as caught, os.fdopen(os.dup(2), "w", 1, sys.stderr.encoding, "replace") as kept:
+        python_s = sys.stderr
+        python_s.flush()
+        os.dup2(caught.fileno(), 2)
+        sys.stderr = kept
+        try:
+            yield
+        finally:
+            sys.stderr = python_s
+            os.dup2(kept.fileno(), 2)
+            caught.seek(0)
+            for line in caught.read().splitlines(keepends=True):
+                if line.strip() and not OF_MP3.match(line):
+                    os.write(2, line)
 
 
 def find_program(name: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -16,7 +16,7 @@ from whisper_tuner.data.labels import TokenLimit, check_special_tokens, token_li
 from whisper_tuner.data.splitting import repeated_note
 from whisper_tuner.errors import DataError
 from whisper_tuner.fact_store import CACHE, FactStore
-from whisper_tuner.problems import Kind, Problem, counts, write_problems
+from whisper_tuner.problems import Kind, Problem, counts, listed, write_problems
 from whisper_tuner.text import counted
 
 PROBLEMS_FILE = "data-problems.csv"
@@ -91,13 +91,7 @@ def described(problems: Sequence[Problem]) -> str:
     if not problems:
         return "It has no rows."
     rows = counted(len(problems), "row")
-    return f"{rows} left out: {counts(problems)}\n  {_first(map(str, problems), SHOWN)}"
-
-
-def _first(lines: Iterable[str], shown: int) -> str:
-    lines = list(lines)
-    more = [f"and {len(lines) - shown} more"] if len(lines) > shown else []
-    return "\n  ".join([*lines[:shown], *more])
+    return f"{rows} left out: {counts(problems)}\n  " + "\n  ".join(listed(problems, SHOWN))
 
 
 def _without_twins(manifest: Manifest, index: AudioIndex) -> Manifest:
@@ -135,12 +129,12 @@ def _without(manifest: Manifest, problems: Sequence[Problem]) -> Manifest:
     return replace(manifest, samples=kept, problems=every)
 
 
-def _refuse(problems: Sequence[tuple[Path, Sequence[Problem]]], listed: Path) -> None:
-    write_problems(listed, problems)
+def _refuse(problems: Sequence[tuple[Path, Sequence[Problem]]], list_path: Path) -> None:
+    write_problems(list_path, problems)
     every = [problem for _, found in problems for problem in found]
-    lines = (f"{path.name} {problem}" for path, found in problems for problem in found)
-    rows, shown = counted(len(every), "row"), _first(lines, REFUSED_SHOWN)
+    named = [replace(one, file=f"{path.name} {one.file}".strip()) for path, found in problems for one in found]
+    rows, shown = counted(len(every), "row"), "\n  ".join(listed(named, REFUSED_SHOWN))
     raise DataError(
         f"{rows} cannot be used ({counts(every)}), and bad_rows = refuse:\n  {shown}",
-        remedy=f"All of them are listed in {listed}. Fix or remove them, or set bad_rows = skip.",
+        remedy=f"All of them are listed in {list_path}. Fix or remove them, or set bad_rows = skip.",
     )

@@ -45,7 +45,7 @@ from whisper_tuner.timed_text import why_unusable
 MAX_DURATION_S = 30.0  # the longest input of Whisper's encoder
 PARTS = "its rows are parts of longer recordings (offset, or start and end)"
 MOST_LETTERS = 10_000  # of a short clip's text, and 100 more a second: a tokenizer would take long for millions
-AT_ONCE = 2000  # rows whose audio is looked at together
+AT_ONCE = 200  # rows whose audio is looked at together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +115,15 @@ def load_manifest(
             samples.append(found)
         else:
             problems.append(found)
-    stated = {sample.language for sample in samples}  # none if some do not say, or differ
-    language = part.language or (stated.pop() if len(stated) == 1 else "")
-    return Manifest(part.path, tuple(samples), tuple(problems), (*part.notes, *reader.notes), language)
+    return Manifest(
+        part.path, tuple(samples), tuple(problems), (*part.notes, *reader.notes), stated_language(part, samples)
+    )
+
+
+def stated_language(part: Part, samples: Iterable[Sample]) -> str:
+    """Return what all clips are in, by their own word, such as zh-CN; "" if some do not say, or differ."""
+    stated = {sample.language for sample in samples}
+    return part.language or (stated.pop() if len(stated) == 1 else "")
 
 
 def _must_be_imported(path: str | Path, why: str) -> DataError:
@@ -139,6 +145,7 @@ class PartReader:
         self._seen: dict[str, tuple[str, str]] = {}  # where a file was used, and its text
         self._retold = 0  # rows that give such a file another text
         self._untimed: dict[str, list[int]] = {}  # lines, by why their times are not used
+        self._unknown: dict[str, list[int]] = {}  # lines, by the locale that Whisper does not know
 
     @property
     def notes(self) -> list[str]:
@@ -149,6 +156,10 @@ class PartReader:
         times = [
             f"{own}: the timed_text of {counted(len(lines), 'row')} {why}, first on line {lines[0]}: it is not used"
             for why, lines in self._untimed.items()
+        ]
+        times += [
+            f"{own}: Whisper knows no language {name!r}, so it is not used ({counted(len(lines), 'row')})"
+            for name, lines in self._unknown.items()
         ]
         if lines := self._ids.renamed:
             told = f"the id of {counted(len(lines), 'row')} is that of an earlier one, first on line {lines[0]}"
@@ -172,7 +183,8 @@ class PartReader:
         if self._retold > len(self._seen) / 2:
             told = counted(self._retold, "row")
             what = f"{self._part.path}: {told} with a recording of an earlier one, and another text"
-            remedy = "If they are parts of it, write their times in columns start and end. Else keep one row of each."
+            times = "a file segments" if self._part.layout == "Kaldi" else "columns start and end"
+            remedy = f"If they are parts of it, write their times in {times}. Else keep one row of each."
             raise DataError(what, remedy=remedy)
 
     def _audio(self, row: Row) -> Path | BadRow:
@@ -234,7 +246,10 @@ class PartReader:
         try:
             language = language_code(language) if language else ""
         except ConfigError as error:
-            raise BadRow(Kind.LANGUAGE, error.args[0]) from None
+            if cell(cells, LANGUAGE_COLUMNS[:1]):
+                raise BadRow(Kind.LANGUAGE, error.args[0]) from None
+            self._unknown.setdefault(language, []).append(row.line)  # a locale may be of any language
+            language = ""
         return Sample(
             id=own_id,
             audio=audio,

@@ -18,6 +18,7 @@ from whisper_tuner.data.dataset import MAX_DURATION_S, PartReader, Sample, write
 from whisper_tuner.data.formats.layouts import no_part, parts_of
 from whisper_tuner.data.formats.place import read_text
 from whisper_tuner.data.formats.rows import AS_IT_IS, Bounds, Part, Reading
+from whisper_tuner.data.formats.saved import WHY_CUT
 from whisper_tuner.data.splitting import split
 from whisper_tuner.errors import ConfigError, DataError
 from whisper_tuner.fact_store import FactStore
@@ -27,7 +28,7 @@ from whisper_tuner.text import parse_json
 
 RECORD, LEFT_OUT, CLIPS = "import.json", "left-out.csv", "clips"
 BLACKLIST, PATCHES = "blacklist.txt", "patches.csv"
-TOLD_EVERY = 100  # clips
+TOLD_EVERY = 20  # clips
 Tell = Callable[[str], None]
 
 
@@ -124,7 +125,8 @@ def import_source(
     if record["split"]:
         found = _split(found, out)
     for number, imported in enumerate(found):
-        found[number] = _write(imported, record)
+        if imported.samples or imported.kind == "train" or imported.manifest.exists():  # an empty one stops a run
+            found[number] = _write(imported, record)
         # After each part, so that the next go on.
         _keep(record, out)
     write_problems(out / LEFT_OUT, [(one.part.path, one.problems) for one in found])
@@ -151,7 +153,7 @@ def allowed(folders: Sequence[Path]) -> str:
 def _split(found: list[ImportedPart], out: Path) -> list[ImportedPart]:
     """Make the parts that are missing of the clips for training. Raises DataError where they are too few."""
     train = next(one for one in found if one.kind == "train")
-    missing = [kind for kind in ("validation", "test") if kind not in {one.kind for one in found}]
+    missing = [kind for kind in ("validation", "test") if kind not in {one.kind for one in found if one.samples}]
     if not missing:
         return found
     try:
@@ -164,7 +166,7 @@ def _split(found: list[ImportedPart], out: Path) -> list[ImportedPart]:
         if kind != "train"
     ]
     train = replace(train, samples=done.parts["train"], notes=(*train.notes, done.told))
-    return [train if one.kind == "train" else one for one in found] + made
+    return [train if one.kind == "train" else one for one in found if one.kind not in missing] + made
 
 
 def read_corrections(folder: Path) -> Corrections:
@@ -202,6 +204,7 @@ def _import_part(
     samples: list[Sample] = []
     problems: list[Problem] = []
     blacklisted, patched = set(), set()
+    total = sum(1 for _ in part.rows()) if part.cut != WHY_CUT else None  # of a data set on the hub it may take hours
     for number, found in enumerate(reader.read(cutter.rows()), 1):
         if isinstance(found, Problem):
             problems.append(found)
@@ -213,7 +216,7 @@ def _import_part(
         else:
             samples.append(found)
         if number % TOLD_EVERY == 0:
-            tell(f"{kind}: {number} rows")
+            tell(f"{kind}: {number:,}{f' of {total:,}' if total else ''} recordings")
     return ImportedPart(
         kind=kind,
         part=part,

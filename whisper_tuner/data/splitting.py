@@ -1,7 +1,7 @@
 """Splits clips into parts: validation and test get some, train the rest. The same clips always give the same parts.
 
-A model knows the voices and the sentences that it was trained on. So no speaker is in two parts where all are named,
-else no recording where all clips are cut from longer ones, and no sentence.
+A model knows the voices and the sentences that it was trained on. So no sentence is ever in two parts. Nor is a speaker
+where all are named, else a recording where all clips are cut from longer ones, if enough of them say other things.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from whisper_tuner.data.dataset import Manifest, Sample
+from whisper_tuner.text import counted, text_key
 
 PART = 0.1  # of the clips, for validation and for test each
 FEW = 100  # clips of a test set
@@ -26,7 +27,7 @@ CUT, CUT_FILE = re.compile(r"(.+)-\d{8}"), re.compile(r"(.+)-\d{8}-\d{5,}(-[0-9a
 
 @dataclass(frozen=True)
 class Split:
-    """left_out: clips in no part, since their sentence is in another part. repeated: clips that stay all the same.
+    """left_out: clips in no part, since their sentence is in another part.
 
     voices: whether speakers are named, and are in several parts.
     """
@@ -34,7 +35,6 @@ class Split:
     parts: dict[str, tuple[Sample, ...]]
     by: str  # speaker, recording or sentence
     left_out: int = 0
-    repeated: int = 0
     voices: bool = False
 
     @property
@@ -42,11 +42,9 @@ class Split:
         """Say in a line what a person should know of the split."""
         notes = [f"split by {self.by}"]
         if self.voices:
-            notes.append("the speakers are too few to split by, so each voice may be in several parts")
+            notes.append("the speakers are too few, or say the same, so each voice may be in several parts")
         if self.left_out:
             notes.append(f"{self.left_out} clips left out, whose sentence is in another part")
-        if self.repeated:
-            notes.append(f"{self.repeated} clips have a sentence of another part: WER will look better than it is")
         if (count := len(self.parts.get("test", ()))) and count < FEW:
             notes.append(f"{count} clips for the test are few: look at the interval beside the WER")
         return "; ".join(notes)
@@ -57,27 +55,24 @@ def split(samples: Sequence[Sample], kinds: Sequence[str]) -> Split:
     for by, group in (("speaker", lambda sample: sample.speaker), ("recording", _recording)):
         groups = [group(sample) for sample in samples]
         parts, share = _dealt(samples, groups, kinds) if all(groups) else None, PART * len(samples)
-        if parts and all(share / OFF <= len(parts[kind]) <= share * OFF for kind in kinds):
-            return _without_repeated(parts, by)
-    sentences = [sentence(sample.text) for sample in samples]
+        is_even = parts and all(share / OFF <= len(parts[kind]) <= share * OFF for kind in kinds)
+        if parts and is_even and (found := _without_repeated(parts, by)):
+            return found
+    sentences = [_sentence(sample) for sample in samples]
     if not (parts := _dealt(samples, sentences, kinds)):
-        raise ValueError(f"{len(set(sentences))} different texts are too few to split")
+        what = f"{counted(len(set(sentences)), 'different text')} in {counted(len(samples), 'clip')}"
+        raise ValueError(f"no {' and no '.join(kinds)} set can be made of {what}, for no text may be in two parts")
     return Split(_frozen(parts), "sentence", voices=any(sample.speaker for sample in samples))
-
-
-def sentence(text: str) -> str:
-    """Texts that differ in case and blanks only are one."""
-    return " ".join(text.casefold().split())
 
 
 def repeated_note(train: Manifest, other: Manifest) -> str:
     """Name the clips and sentences that a set shares with the training set, "" if there are none."""
     audio = {sample.audio for sample in train.samples}
     # A copy of a file under another name has the same length, too, to the sample.
-    copies = {(sentence(sample.text), sample.duration_s) for sample in train.samples}
+    copies = {(text_key(sample.text), sample.duration_s) for sample in train.samples}
     texts = {text for text, _ in copies}
-    same = sum(s.audio in audio or (sentence(s.text), s.duration_s) in copies for s in other.samples)
-    alike = sum(sentence(sample.text) in texts for sample in other.samples)
+    same = sum(s.audio in audio or (text_key(s.text), s.duration_s) in copies for s in other.samples)
+    alike = sum(text_key(sample.text) in texts for sample in other.samples)
     found = [f"{same} clips"] * bool(same) + [f"the sentences of {alike} clips"] * (alike > same)
     if not found:
         return ""
@@ -85,6 +80,11 @@ def repeated_note(train: Manifest, other: Manifest) -> str:
         f"{other.path.name}: {' and '.join(found)} of {len(other.samples)} are in {train.path.name}, too: "
         "what is measured will look better than it is"
     )
+
+
+def _sentence(sample: Sample) -> str:
+    """What data check takes for one text is one; clips without any words are of their own."""
+    return text_key(sample.text) or sample.text or sample.id
 
 
 def _recording(sample: Sample) -> str:
@@ -99,8 +99,9 @@ def _dealt(samples: Sequence[Sample], groups: Sequence[str], kinds: Sequence[str
     sizes: dict[str, int] = {}
     for group in groups:
         sizes[group] = sizes.get(group, 0) + 1
-    waiting = sorted(sizes, key=lambda group: hashlib.sha256(group.encode()).digest())
     share, kind_of = max(1.0, PART * len(samples)), {}
+    # One that is far too large is taken last, else it would be the whole test set.
+    waiting = sorted(sizes, key=lambda group: (sizes[group] > OFF * share, hashlib.sha256(group.encode()).digest()))
     for kind in kinds:
         taken = 0
         for group in [group for group in waiting if group not in kind_of]:
@@ -115,15 +116,18 @@ def _dealt(samples: Sequence[Sample], groups: Sequence[str], kinds: Sequence[str
     return parts if all(parts.values()) else None
 
 
-def _without_repeated(parts: dict[str, list[Sample]], by: str) -> Split:
-    """Clips whose sentence is in the test set leave the others, and those of the validation set leave train."""
+def _without_repeated(parts: dict[str, list[Sample]], by: str) -> Split | None:
+    """Clips whose sentence is in the test set leave the others, and those of the validation set leave train.
+
+    Returns None where these are too many.
+    """
     kept, texts, left_out = {}, set(), 0
     for kind in reversed(parts):  # train is the first
-        kept[kind] = [sample for sample in parts[kind] if sentence(sample.text) not in texts]
+        kept[kind] = [sample for sample in parts[kind] if _sentence(sample) not in texts]
         left_out += len(parts[kind]) - len(kept[kind])
-        texts |= {sentence(sample.text) for sample in kept[kind]}
+        texts |= {_sentence(sample) for sample in kept[kind]}
     if left_out > MOST_LEFT_OUT * sum(map(len, parts.values())) or not all(kept.values()):
-        return Split(_frozen(parts), by, repeated=left_out)
+        return None
     return Split(_frozen({kind: kept[kind] for kind in parts}), by, left_out)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,8 @@ import cli_typer
 from distributed.plan.job import resolve
 from multimac.commands.data import data_import
 from whisper_tuner.config import ConfigFile
+from whisper_tuner.data import audio_check
+from whisper_tuner.data.audio import quiet_mp3
 from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.errors import ConfigError, DataError
 
@@ -101,7 +105,7 @@ def test_it_shows_what_was_understood_and_writes_the_lines_for_config_ini(common
         "4 clips, ",
         "2 speakers",
         "1 row left out: 1 missing audio",
-        "train.tsv:6: no such audio file",
+        "train.tsv line 6: no such audio file",
         "[dataset:mine]",
         "train = mine/train.csv",
         "validation = mine/validation.csv",
@@ -179,8 +183,8 @@ def test_columns_may_be_named_in_the_dataset(tmp_path, capsys):
     assert run("finetune", "mine", "--config", str(path)) == 0
     assert finished(tmp_path)["after"]["clips"] == 4
     path = config(tmp_path, "[dataset:mine]\ntrain = liste.csv")
-    assert run("finetune", "mine", "--config", str(path)) == 4
-    assert "audio_column = datei" in capsys.readouterr().err
+    assert run("finetune", "mine", "--config", str(path)) == 0
+    assert "column datei is audio, column satz is text" in " ".join(capsys.readouterr().out.split())
 
 
 def test_importing_again_goes_on_and_keeps_what_its_user_has_done(subtitles, tmp_path, capsys):
@@ -195,7 +199,7 @@ def test_importing_again_goes_on_and_keeps_what_its_user_has_done(subtitles, tmp
     capsys.readouterr()
     data_import(str(subtitles), out)
     shown = capsys.readouterr().out
-    assert f"cut to FLAC: 1 now, {len(first) - 1} before" in shown
+    assert f"1 clip cut to FLAC; {len(first) - 1} that an earlier import has cut are kept" in shown
     assert "1 left out by blacklist.txt, 1 texts from patches.csv" in shown and "no row has: nobody" in shown
     assert "it is kept as train-changed-1.csv" in shown
     assert (out / "train-changed-1.csv").read_text() == "id,audio_path,transcription\n"
@@ -253,7 +257,7 @@ def test_an_import_splits_off_the_parts_that_are_missing_and_keeps_doing_so(tmp_
 
 def test_too_few_clips_to_split_are_refused_and_nothing_is_written(tmp_path):
     source, outside = manifest(tmp_path, bundled(2)), [bundled(1)[0][0].parent]
-    with pytest.raises(DataError, match="2 different texts are too few to split"):
+    with pytest.raises(DataError, match="can be made of 2 different texts in 2 clips"):
         data_import(str(source), tmp_path / "mine", split_off=True, outside=outside)
     assert not (tmp_path / "mine" / "train.csv").exists()
 
@@ -274,3 +278,68 @@ def test_a_run_says_that_it_has_no_test_set_and_what_a_test_set_has_of_train(tmp
     assert run("finetune", "mine", "--config", str(path), "--set", "max_steps=1") == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "other.csv: 2 clips of 2 are in all.csv, too" in shown and "no test set" not in shown
+
+
+def test_an_import_is_saved_as_a_section_and_headers_are_read_once(common_voice, tmp_path, monkeypatch, capsys):
+    read = []
+    examine = audio_check.examine
+    monkeypatch.setattr(audio_check, "examine", lambda path: read.append(path) or examine(path))
+    monkeypatch.setattr("multimac.commands.data.STORE", tmp_path / "store")
+    monkeypatch.setattr("multimac.commands.data_check.STORE", tmp_path / "store")
+    monkeypatch.chdir(tmp_path)
+    Path("config.ini").write_text("# mine\n[DEFAULT]\nseed = 2\n")
+    words = ["data", "import", "cv", "--out", "mine", "--save", "meins"]
+    assert run(*words) == 0
+    saved = dict(ConfigFile("config.ini").section("dataset", "meins").values)
+    kinds = ("train", "validation", "test")
+    assert saved == {kind: str(tmp_path / "mine" / f"{kind}.csv") for kind in kinds} | {"language": "en"}
+    assert "Written to config.ini:\n" in capsys.readouterr().out
+    with Path("config.ini").open("a") as file:
+        file.write("bad_rows = refuse\n")
+    assert run(*words, "--language", "fr") == 0
+    assert "Written to config.ini in place of language = en:" in capsys.readouterr().out
+    again = dict(ConfigFile("config.ini").section("dataset", "meins").values)
+    assert again == saved | {"language": "fr", "bad_rows": "refuse"}
+    assert Path("config.ini").read_text().startswith("# mine\n[DEFAULT]\nseed = 2\n")
+    before = Path("config.ini").read_text()
+    assert run("data", "import", "cv", "--out", "other", "--save", "meins") == 3
+    assert "[dataset:meins] has other recordings in config.ini" in capsys.readouterr().err
+    assert Path("config.ini").read_text() == before and not Path("other").exists()
+    assert run("data", "check", *(str(tmp_path / "mine" / f"{kind}.csv") for kind in kinds)) in (0, 4)
+    assert sorted(path.name for path in read) == sorted(path.name for path in (common_voice / "clips").iterdir())
+
+
+def test_sets_without_clips_are_said_and_what_many_rows_have_is_said_once(tmp_path, monkeypatch, capsys):
+    rows = "".join(f'{audio},"{text}",train\n' for audio, text in bundled(30))
+    gone = "".join(f",Nobody {number},train\n" for number in range(9)) + ",Nobody,test\n"
+    (tmp_path / "all.csv").write_text(f"audio,text,split\n{rows}{gone}")
+    words = ["data", "import", str(tmp_path / "all.csv"), "--out", str(tmp_path / "mine")]
+    words += ["--outside", str(bundled(1)[0][0].parent)]
+    assert run(*words) == 0
+    shown = capsys.readouterr().out
+    assert "There is no test set and no validation set" in shown and "--split makes both" in shown
+    assert shown.count("no audio path") == 2 and "all.csv line 32: no audio path (and 8 more)" in shown
+    assert "test = " not in shown and not (tmp_path / "mine" / "test.csv").exists()
+    assert shown.count("rows are for train or test by their column split") == 1
+    assert run(*words, "--split") == 0
+    shown = capsys.readouterr().out
+    assert "There is no" not in shown and len(load_manifest(tmp_path / "mine" / "test.csv").samples) == 3
+
+
+def test_the_mp3_decoder_writes_nothing_on_the_screen_and_others_do(tmp_path, capfd):
+    whole = tmp_path / "a.mp3"
+    soundfile.write(whole, np.sin(np.arange(48_000) / 20).astype("float32") * 0.3, 16_000)
+    damaged = bytearray(whole.read_bytes())
+    for place in range(400, len(damaged) - 400, 97):
+        damaged[place] ^= 0x5A
+    (tmp_path / "b.mp3").write_bytes(damaged)
+    (tmp_path / "l.csv").write_text("audio,text\na.mp3,eins\nb.mp3,zwei\n")
+    load_manifest(tmp_path / "l.csv")
+    assert "Trying to resync" in capfd.readouterr().err  # else there is nothing to keep off
+    assert run("data", "import", str(tmp_path / "l.csv"), "--out", str(tmp_path / "mine")) == 0
+    told = capfd.readouterr()
+    assert told.err == "" and "1 row left out: 1 truncated audio" in told.out
+    with quiet_mp3():
+        os.write(2, b"Note: Illegal Audio-MPEG-Header\nout of memory\n")
+        print("Python's own", file=sys.stderr)
+    assert sorted(capfd.readouterr().err.splitlines()) == ["Python's own", "out of memory"]

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from whisper_tuner.data.dataset import Manifest, Sample
-from whisper_tuner.data.splitting import repeated_note, sentence, split
+from whisper_tuner.data.splitting import repeated_note, split
+from whisper_tuner.text import text_key
 
 BOTH = ["validation", "test"]
 
@@ -45,11 +46,17 @@ def test_clips_with_a_sentence_of_the_test_set_leave_train():
     assert f"{done.left_out} clips left out" in done.told
 
 
-def test_speakers_who_all_say_the_same_keep_their_clips_and_that_is_said():
+def test_speakers_who_all_say_the_same_are_split_by_sentence_and_that_is_said():
     samples = [sample(n, f"Command {n % 10}", speaker=f"s{n // 10}") for n in range(200)]
     done = split(samples, ["test"])
-    assert done.by == "speaker" and done.repeated and sum(map(len, done.parts.values())) == 200
-    assert "WER will look better than it is" in done.told
+    assert done.by == "sentence" and apart(done, lambda item: item.text) and not done.left_out
+    assert "each voice may be in several parts" in done.told
+
+
+def test_a_sentence_of_most_clips_stays_in_train_and_clips_without_words_are_of_their_own():
+    samples = [sample(n, "Yes" if n < 80 else "" if n < 90 else f"Sentence {n}") for n in range(100)]
+    done = split(samples, BOTH)
+    assert [len(part) for part in done.parts.values()] == [80, 10, 10]
 
 
 @pytest.mark.parametrize("speakers", [lambda n: "one", lambda n: f"s{n % 3}", lambda n: "" if n == 7 else f"s{n % 20}"])
@@ -72,10 +79,17 @@ def test_a_recording_is_known_by_the_names_of_its_clips_whatever_their_ids():
     assert done.by == "recording" and apart(done, lambda item: item.audio.name.partition("-")[0])
 
 
-@pytest.mark.parametrize("clips", [0, 1, 2])
-def test_too_few_texts_are_refused(clips):
-    with pytest.raises(ValueError, match=f"{clips} different texts are too few"):
-        split([sample(n, f"Sentence {n}") for n in range(clips)], BOTH)
+@pytest.mark.parametrize(
+    ("words", "of"),
+    [
+        ([], "0 different texts in 0"),
+        (["a", "b"], "2 different texts in 2"),
+        (["Yes", "yes!", "YES"], "1 different text in 3"),
+    ],
+)
+def test_too_few_texts_are_refused(words, of):
+    with pytest.raises(ValueError, match=f"no validation and no test set can be made of {of} clips"):
+        split([sample(n, text) for n, text in enumerate(words)], BOTH)
 
 
 def test_a_small_test_set_is_said_to_be_uncertain():
@@ -83,26 +97,29 @@ def test_a_small_test_set_is_said_to_be_uncertain():
     assert "few" not in split([sample(n, f"S {n}") for n in range(1000)], ["test"]).told
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(60))
 def test_no_clip_is_lost_or_in_two_parts_and_no_part_is_empty(seed):
     chance = random.Random(seed)
-    count, speakers, texts = chance.randrange(3, 300), chance.randrange(1, 30), chance.randrange(1, 300)
+    count, speakers, texts = chance.randrange(3, 300), chance.randrange(1, 30), chance.choice((3, 20, 300))
     named = chance.random() < 0.7
     samples = [
-        sample(n, f"Text {chance.randrange(texts)}", speaker=f"s{chance.randrange(speakers)}" if named else "")
+        sample(
+            n,
+            chance.choice(("Text {}", "text, {}!", " TEXT  {}")).format(chance.randrange(texts)),
+            speaker=f"s{chance.randrange(speakers)}" if named else "",
+        )
         for n in range(count)
     ]
     kinds = chance.choice([BOTH, ["test"]])
     try:
         done = split(samples, kinds)
     except ValueError:
-        assert len({item.text for item in samples}) < 8
+        assert len({text_key(item.text) for item in samples}) < 8
         return
     found = [item.id for part in done.parts.values() for item in part]
     assert len(found) == len(set(found)) == count - done.left_out and all(done.parts.values())
     assert [*done.parts] == ["train", *kinds]
-    if done.by == "sentence" or not done.repeated:
-        assert apart(done, lambda item: sentence(item.text))
+    assert apart(done, lambda item: text_key(item.text))
     if done.by == "speaker":
         assert apart(done, lambda item: item.speaker)
 

@@ -18,8 +18,7 @@ from whisper_tuner.data.checks.facts import Facts, measure
 from whisper_tuner.data.checks.material import PARTS, TRAIN, Material
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
 from whisper_tuner.data.formats.layouts import kinds_inside
-from whisper_tuner.data.formats.place import KIND_OF
-from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
+from whisper_tuner.data.formats.rows import AS_IT_IS, KIND_OF, Reading
 from whisper_tuner.errors import DataError
 from whisper_tuner.fact_store import CACHE, FactStore, file_stamp
 from whisper_tuner.hub import loading, model_file

@@ -10,8 +10,9 @@ from functools import lru_cache
 from operator import attrgetter
 
 from whisper_tuner.data.checks.finding import Finding, Kind, Severity, check, of_row
-from whisper_tuner.data.checks.material import Material, Row, words
+from whisper_tuner.data.checks.material import Material, Row
 from whisper_tuner.languages import text_language
+from whisper_tuner.text import words
 
 LATIN, CYRILLIC, GREEK = "Latin", "Cyrillic", "Greek"
 HAN, KANA, HANGUL = "Han", "Kana", "Hangul"

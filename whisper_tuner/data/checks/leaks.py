@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from whisper_tuner.data.checks.facts import PRINT_BITS, Facts
 from whisper_tuner.data.checks.finding import Finding, Kind, Needs, Severity, check, of_row
-from whisper_tuner.data.checks.material import Material, Row, letters, text_key
+from whisper_tuner.data.checks.material import Material, Row, letters
+from whisper_tuner.text import text_key
 
 # The share of bits of two prints that may differ. Among 1,376 clips the same recording, made anew, differs in up to
 # 0.04; sentences of one voice that have all words but one in common differ in 0.14 at least.

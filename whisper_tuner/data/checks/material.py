@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +13,6 @@ from whisper_tuner.data.labels import TokenLimit
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 PARTS = (TRAIN, VALIDATION, TEST)
-WORD = re.compile(r"[^\W_]+(?:['’ʼ-][^\W_]+)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +75,6 @@ class Material:
         """The parts that must share nothing with this one, and lose nothing for it: test before validation."""
         rank = PARTS.index(part) if part in PARTS else 0
         return (other for other in reversed(PARTS) if PARTS.index(other) > rank and other in self.manifests)
-
-
-def words(text: str) -> list[str]:
-    return WORD.findall(text)
-
-
-def text_key(text: str) -> str:
-    """Return one key for texts that differ in case, punctuation, spaces and Unicode form only."""
-    return " ".join(words(unicodedata.normalize("NFKC", text).casefold()))
 
 
 def letters(text: str) -> int:

@@ -8,8 +8,9 @@ from statistics import median
 
 from whisper_tuner.data.checks.finding import Finding, Kind, Needs, Severity, check, of_row
 from whisper_tuner.data.checks.language import SYLLABIC, main_script
-from whisper_tuner.data.checks.material import TEST, Heard, Material, letters, words
+from whisper_tuner.data.checks.material import TEST, Heard, Material, letters
 from whisper_tuner.problems import Kind as Problem
+from whisper_tuner.text import words
 
 _WORDS = {  # kind -> what it means, and what to do
     Problem.COLUMNS: ("The row has more cells than the header, or a cell that is not text.", "Mend the row."),

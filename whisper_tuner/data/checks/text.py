@@ -11,7 +11,8 @@ import unicodedata
 from collections.abc import Iterator
 
 from whisper_tuner.data.checks.finding import Finding, Kind, Severity, check, of_row
-from whisper_tuner.data.checks.material import Material, words
+from whisper_tuner.data.checks.material import Material
+from whisper_tuner.text import words
 
 _EMPTY = (
     "n/a n.a. #n/a #name? #ref! #value! nan null nil undefined unknown untitled placeholder todo tbd xxx "

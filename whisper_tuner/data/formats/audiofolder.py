@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from whisper_tuner.data.formats import lists
-from whisper_tuner.data.formats.place import Place, first_line, kind_of_folder
-from whisper_tuner.data.formats.rows import AUDIO_COLUMNS, BadRow, Part, Parts, Reading, Row, cell
+from whisper_tuner.data.formats.place import Place, first_line
+from whisper_tuner.data.formats.rows import AUDIO_COLUMNS, BadRow, Part, Parts, Reading, Row, cell, kind_of_folder
 from whisper_tuner.data.formats.table import is_header
 from whisper_tuner.errors import DataError
 

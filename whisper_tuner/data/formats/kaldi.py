@@ -49,8 +49,13 @@ def _rows(root: Path, lists: Sequence[PurePosixPath], reading: Reading) -> Itera
         tables = ((root / file).with_name(name) for name in ("wav.scp", "segments", "utt2spk"))
         audio, segments, speakers = ({key: rest for _, key, rest in _lines(path, reading)} for path in tables)
         for number, utterance, words in _lines(root / file, reading):
-            recording, *times = segments.get(utterance, "?").split() if segments else [utterance]
-            cells = {"id": utterance, "audio": audio.get(recording, ""), "speaker": speakers.get(utterance, "")}
+            recording, *times = segments.get(utterance, "").split() or ["" if segments else utterance]
+            if recording not in audio:
+                lacks = f"wav.scp has no {recording}" if recording else f"segments has no {utterance}"
+                none = "" if segments else ", and there is no segments, which would say whose part it is"
+                yield Row(number, BadRow(Kind.NO_AUDIO, f"{lacks}{none}"), str(file))
+                continue
+            cells = {"id": utterance, "audio": audio[recording], "speaker": speakers.get(utterance, "")}
             try:
                 start, end = map(float, times or (0, 0))
                 span = {"offset": start, "duration": round(end - start, 3)} if times else {}

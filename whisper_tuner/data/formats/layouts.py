@@ -5,8 +5,10 @@ Parts may also lie beside a training set: dev.tsv and test.tsv beside train.tsv,
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,9 +24,22 @@ from whisper_tuner.data.formats import (
     saved,
     subtitles,
 )
-from whisper_tuner.data.formats.place import KIND_NAMES, KIND_OF, NAME_A_FILE, Place, kind_of_folder, read_bytes
-from whisper_tuner.data.formats.rows import AS_IT_IS, SPLIT_COLUMNS, BadRow, Cells, Part, Parts, Reading, Row
+from whisper_tuner.data.formats.place import NAME_A_FILE, Place, read_bytes
+from whisper_tuner.data.formats.rows import (
+    AS_IT_IS,
+    KIND_NAMES,
+    KIND_OF,
+    SPLIT_COLUMNS,
+    BadRow,
+    Cells,
+    Part,
+    Parts,
+    Reading,
+    Row,
+    kind_of_folder,
+)
 from whisper_tuner.errors import DataError, MissingProgram
+from whisper_tuner.text import counted
 
 
 class Layout(Protocol):
@@ -62,7 +77,13 @@ def parts_of(path: Path, reading: Reading = AS_IT_IS) -> Parts:
         raise _unknown(place, f"has no data set of the layout {name}")
     fits = [name] if name else [name for name, layout in LAYOUTS.items() if layout.recognises(place)]
     if not fits:
-        raise _unknown(place, "is a folder of no layout that is known")
+        inner, tried = _inside(place, reading)
+        if not inner:
+            raise _unknown(place, "is a folder of no layout that is known", tried)
+        if inner != path:
+            note = f"the data set is in its folder {inner.name}"
+            return {kind: replace(part, notes=(note, *part.notes)) for kind, part in parts_of(inner, reading).items()}
+        fits = ["lists"]
     if fits[0] in BESIDE and len(fits) > 1 and not _subtitles_say_all(place, reading):
         raise DataError(
             f"{path} has recordings with subtitles and recordings with a text beside them",
@@ -95,7 +116,8 @@ def kinds_inside(path: Path, reading: Reading = AS_IT_IS) -> list[str]:
 
 def _divided(part: Part, kind: str, *, is_alone: bool) -> Parts:
     """Divide a part by its column for that; if it is not alone, leave out the rows of other parts. Raises DataError."""
-    if not (columns := [name for name in SPLIT_COLUMNS if name in part.columns]):
+    columns = [name for name in SPLIT_COLUMNS if name in part.columns]
+    if not columns or (part.cut == saved.WHY_CUT and not is_alone):  # of the hub's own parts no row is another's
         return {kind: part}
 
     def word(cells: Cells, column: str) -> str:
@@ -125,6 +147,26 @@ def _divided(part: Part, kind: str, *, is_alone: bool) -> Parts:
     return {own: part.only(kind_of, own, notes) for own in parts}
 
 
+def _inside(place: Place, reading: Reading) -> tuple[Path | None, list[str]]:
+    """(a folder itself, if a file of it lists its recordings by what is in it, or the one in it that is a data set; why
+    others are not). Raises DataError if several are.
+    """
+    found, tried = lists.by_content(place, reading)
+    if found or not place.is_folder:
+        return (place.path if found else None), tried
+    inner = []
+    below = sorted(one for one in place.path.iterdir() if one.is_dir() and not one.name.startswith((".", "__")))
+    for folder in (one for one in below if os.access(one, os.R_OK | os.X_OK)):
+        own = Place(folder)
+        listed, why = lists.by_content(own, reading)
+        inner += [folder] if listed or any(layout.recognises(own) for layout in LAYOUTS.values()) else []
+        tried += [f"{folder.name}/{one}" for one in why]
+    if len(inner) > 1:
+        names = ", ".join(folder.name for folder in inner)
+        raise DataError(f"{place.path} has several data sets: {names}", remedy="Name the folder of one of them.")
+    return next(iter(inner), None), tried
+
+
 def _subtitles_say_all(place: Place, reading: Reading) -> bool:
     """Tell if what stands in texts beside recordings is in their subtitles too: Whisper writes both."""
     said: dict[Layout, dict[str, list[str]]] = {subtitles: {}, pairs: {}}
@@ -135,15 +177,16 @@ def _subtitles_say_all(place: Place, reading: Reading) -> bool:
     return all(said[subtitles].get(audio, []) == words for audio, words in said[pairs].items())
 
 
-def _unknown(place: Place, what: str) -> DataError:
+def _unknown(place: Place, what: str, tried: Sequence[str] = ()) -> DataError:
     if not place.is_folder:
         read_bytes(place.path)  # raises what is wrong with it
         nothing = f"{place.path} is not a manifest, and there are neither subtitles nor a text of its name beside it"
         return DataError(nothing, remedy=NAME_A_FILE)
     kinds = sorted({file.suffix.lower() or file.name for file in place.files})
-    holds = f"it holds {len(place.files)} files ({', '.join(kinds[:8])})" if place.files else "it is empty"
+    holds = f"it holds {counted(len(place.files), 'file')} ({', '.join(kinds[:8])})" if place.files else "it is empty"
+    why = "".join(f"\n  {one}" for one in tried[:SHOWN]) + f"\n  and {len(tried) - SHOWN} more" * (len(tried) > SHOWN)
     return DataError(
-        f"{place.path} {what}: {holds}",
+        f"{place.path} {what}: {holds}{why}",
         remedy="Name the file that lists your recordings, or save their texts as SRT. docs/data.md shows every layout.",
     )
 

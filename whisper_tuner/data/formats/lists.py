@@ -10,13 +10,16 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
-from whisper_tuner.data.formats import subtitles, table
-from whisper_tuner.data.formats.place import KIND_OF, Place, first_line, read_text
+from whisper_tuner.data.formats import excel, subtitles, table
+from whisper_tuner.data.formats.columns import LOOKED_AT, look, named, told_by_content, unclear
+from whisper_tuner.data.formats.place import Place, first_line, read_text
 from whisper_tuner.data.formats.rows import (
+    KIND_OF,
     SPLIT_COLUMNS,
-    USUAL_FOLDERS,
+    AudioNames,
     BadRow,
     Cells,
     Part,
@@ -24,6 +27,7 @@ from whisper_tuner.data.formats.rows import (
     Reading,
     Row,
     check_columns,
+    near,
 )
 from whisper_tuner.errors import DataError
 from whisper_tuner.files import AUDIO_SUFFIXES
@@ -32,6 +36,8 @@ from whisper_tuner.text import parse_json
 
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 SUFFIXES = (".csv", ".tsv", *JSON_SUFFIXES)
+MOST_TRIED = 50  # tables of a folder; of more, each is the text of one recording
+ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 STEM = re.compile(rf"(.*?)[-_. ]?({'|'.join(KIND_OF)})", re.IGNORECASE)
 LABEL_STUDIO = {"data", "annotations"}
 # FLEURS, without a header: number of the sentence, file, text, text in small letters, its letters, samples, gender.
@@ -50,15 +56,16 @@ def parts(place: Place, reading: Reading) -> Parts:
     """Raises DataError."""
     if not place.is_folder:
         return {"train": part(place.path, reading)}
-    found = [path for path in place.at_top(*SUFFIXES) if is_list(path)]
+    found: dict[Path, Part | None] = {path: None for path in place.at_top(*SUFFIXES) if is_list(path)}
+    found = found or {**by_content(place, reading)[0]}
     # Those whose whole name says which part they are; of several for one kind the first.
     chosen = {KIND_OF[path.stem.lower()]: path for path in reversed(found) if path.stem.lower() in KIND_OF}
     if "train" not in chosen:
         if len(found) > 1:
             names = ", ".join(path.name for path in found)
             raise DataError(f"{place.path} has several lists: {names}", remedy="Name one of these files.")
-        chosen = {"train": found[0]}
-    read = {kind: part(path, reading) for kind, path in chosen.items()}
+        chosen = {"train": next(iter(found))}
+    read = {kind: found[path] or part(path, reading) for kind, path in chosen.items()}
     left = (path.name for path in found if path not in chosen.values())
     notes = (f"{name} is no part, or not the first of its kind, and not used: rename the one you mean" for name in left)
     return read | {"train": replace(read["train"], notes=(*read["train"].notes, *notes))}
@@ -66,6 +73,13 @@ def parts(place: Place, reading: Reading) -> Parts:
 
 def part(path: Path, reading: Reading) -> Part:
     """Raises DataError for a file that cannot be read, or whose rows have no audio and text."""
+    if (suffix := path.suffix.lower()) in ARCHIVES:
+        raise DataError(f"{path} is an archive", remedy="Unpack it, and name the folder that comes out.")
+    if suffix in (excel.SUFFIX, *excel.OTHERS):
+        text, sheet, notes = excel.read(path)
+        found = table.part_of(path, text, "", notes, replace(reading, delimiter="comma"), quoted=True)
+        kept = {name: fact for name, fact in found.facts.items() if name not in ("encoding", "columns between")}
+        return replace(found, facts={"sheet": sheet, **kept})
     text, encoding, notes = read_text(path, reading)
     if path.suffix.lower() not in JSON_SUFFIXES and text.lstrip()[:1] not in ("{", "["):
         if FLEURS.fullmatch(text.partition("\n")[0].strip()):
@@ -76,27 +90,48 @@ def part(path: Path, reading: Reading) -> Part:
         return table.part_of(path, text, encoding, notes, reading)
     in_list = LIST.match(text) is not None
     rows = _listed if in_list else _lines
-    names, odd = [], ""  # the keys of the first object; without one, what is wrong with the first row
-    for row in rows(path, text):
-        if not isinstance(row.cells, BadRow):
-            names, odd = list(row.cells), ""
-            break
-        odd = odd or str(row.cells)
+    looked_at = [*islice(rows(path, text), LOOKED_AT)]
+    objects = [row.cells for row in looked_at if not isinstance(row.cells, BadRow)]
+    names = [*objects[0]] if objects else []  # the keys of the first object
     if LABEL_STUDIO.issubset(names) and not table.names_both(names, reading):
         what = f"{path} is what Label Studio exports as JSON"
         raise DataError(what, remedy="Export JSON-MIN or CSV, and write your files' names for its /data/upload/... .")
-    check_columns(path, names, reading, odd)
+    if not objects:
+        check_columns(path, names, reading, str(looked_at[0].cells) if looked_at else "")
+    elif not table.names_both(names, reading):
+        columns = [[name, *(_shown(cells.get(name)) for cells in objects)] for name in names]
+        seen = look(columns, reading, AudioNames(near(path)), has_header=True)
+        if len(seen.audio) != 1 or len(seen.text) != 1:
+            raise unclear(path, names, seen, reading)
+        _, _, reading = named(names, seen, reading)
+        notes = [*notes, told_by_content(path, reading, has_header=True)]
     return Part(
         path=path,
         layout=f"json ({'one list' if in_list else 'one object a line'})",
         rows=lambda: rows(path, text),
         folder=path.parent,
-        beside=tuple(path.parent / name for name in USUAL_FOLDERS),
+        beside=near(path)[1:],
         reading=reading,
         facts={"encoding": encoding, "keys": ", ".join(names)},
         notes=tuple(notes),
         columns=(*names, *(name for name in SPLIT_COLUMNS if name not in names and f'"{name}"' in text.lower())),
     )
+
+
+def _shown(value: object) -> str:
+    """Return what a cell says; of audio that is an object, its path."""
+    return str(value.get("path") if isinstance(value, dict) else "" if value is None else value)
+
+
+def by_content(place: Place, reading: Reading) -> tuple[dict[Path, Part], list[str]]:
+    """(files of a folder that list its recordings by what is in them, why each of the others does not)."""
+    found, refused = {}, []
+    for path in place.at_top(*SUFFIXES, ".txt", excel.SUFFIX, *excel.OTHERS)[:MOST_TRIED]:
+        try:
+            found[path] = part(path, reading)
+        except DataError as error:
+            refused.append(str(error).partition("\n")[0].removeprefix(f"{place.path}/"))
+    return found, refused
 
 
 def is_list(path: Path) -> bool:

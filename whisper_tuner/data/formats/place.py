@@ -13,16 +13,10 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from whisper_tuner.data.formats.rows import Part, Parts, Reading
+from whisper_tuner.data.formats.rows import Part, Parts, Reading, kind_of_folder
 from whisper_tuner.errors import DataError
 from whisper_tuner.files import is_file
 
-KIND_NAMES = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev", "devel"),
-    "test": ("test", "testing", "eval"),
-}
-KIND_OF = {name: kind for kind, names in KIND_NAMES.items() for name in names}
 HEAD_BYTES = 1 << 16  # a header longer than this is no header
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
@@ -125,12 +119,6 @@ def parts_by_folder(
         facts = {} if with_others else {"subsets": ", ".join(names)}
         parts[kind] = replace(one, facts={**facts, **one.facts}, notes=(*notes, *one.notes))
     return parts
-
-
-def kind_of_folder(name: str) -> str | None:
-    """Return the part that a name such as dev-clean, test1 or trainset begins with; None for one of two, train_dev."""
-    found = [KIND_OF.get(re.sub(r"(set)?\d?$", "", piece)) for piece in re.split(r"[-_. ]", name.lower())]
-    return found[0] if found[0] and len({*found} - {None}) == 1 else None
 
 
 def read_text(path: Path, reading: Reading) -> tuple[str, str, list[str]]:

@@ -9,9 +9,11 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,11 +28,17 @@ AUDIO_COLUMNS = (
 )
 TEXT_COLUMNS = ("text", "sentence", "transcription", "transcript")
 ID_COLUMNS = ("id",)
-LANGUAGE_COLUMNS = ("language",)
+LANGUAGE_COLUMNS = ("language", "lang", "locale")
 SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
 TIMED_COLUMNS = ("timed_text",)
 SPLIT_COLUMNS = ("split", "subset", "partition", "set")
 USUAL_FOLDERS = ("clips", "wavs", "audio", "audios", "wav", "recordings")  # of audio that is named without its folder
+KIND_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev", "devel"),
+    "test": ("test", "testing", "eval"),
+}
+KIND_OF = {name: kind for kind, names in KIND_NAMES.items() for name in names}
 
 Cells = Mapping[str, object]
 """By lower-case column name. An audio cell may be a dict of `bytes` and `path`, as the datasets library has it."""
@@ -74,15 +82,24 @@ class Bounds:
         return path
 
 
+def near(path: Path) -> tuple[Path, ...]:
+    """Folders in which the audio of a list may be, the likeliest first."""
+    folder = path.parent
+    below = (*USUAL_FOLDERS, f"audio/{path.stem}", path.stem)
+    return (folder, *(folder / name for name in below), *(folder.parent / name for name in USUAL_FOLDERS))
+
+
 class AudioNames:
     """Finds audio by name, in the first of `folders` that has it, and within `bounds` if there are any.
 
+    What none of them has is looked for one level deeper, where only one file may fit.
     changed: how many names were not the file's own, and in what.
     """
 
     def __init__(self, folders: Sequence[Path], bounds: Bounds | None = None):
         self._folders, self._bounds = folders, bounds
         self._listed: dict[Path, _Listing] = {}
+        self._parents: dict[Path, Path | None] = {}  # as they are named, and as they are
         self.changed: Counter[str] = Counter()
 
     def find(self, name: str) -> Path:
@@ -107,6 +124,12 @@ class AudioNames:
         tries = ((folder, loosely) for loosely in (False, True) for folder in self._folders)
         looked = ((folder, self._look(folder / spelled, loosely)) for folder, loosely in tries)
         folder, found = next((each for each in looked if each[1]), (None, None))
+        if not found:
+            deeper = [(folder, file) for folder in self._deeper if (file := self._look(folder / spelled, False))]
+            if len(deeper) > 1:
+                several = " or ".join(f"{folder.name}/{spelled}" for folder, _ in deeper)
+                raise BadRow(Kind.NO_AUDIO, f"{name} may be {several}: write its folder, too")
+            folder, found = next(iter(deeper), (None, None))
         if not (folder and found):
             return None
         if "\\" in name:
@@ -117,9 +140,20 @@ class AudioNames:
             self.changed[_difference(_form(spelled.name), _form(found.name))] += 1
         return found
 
+    @cached_property
+    def _deeper(self) -> list[Path]:
+        """The folders in the first one, and in those of `folders` below it; none that is of a part by its name."""
+        inside = [folder for folder in self._folders if folder.is_relative_to(self._folders[0]) and folder.is_dir()]
+        found = (Path(entry.path) for folder in inside for entry in os.scandir(folder) if entry.is_dir())
+        return [
+            one for one in sorted(found) if not (one.name.startswith(".") or kind_of_folder(one.name) or one in inside)
+        ]
+
     def _look(self, place: Path, loosely: bool) -> Path | None:
         with contextlib.suppress(OSError, ValueError):  # a name that no disk takes
-            if parent := self._folder(place.parent):
+            if place.parent not in self._parents:
+                self._parents[place.parent] = self._folder(place.parent)
+            if parent := self._parents[place.parent]:
                 if parent not in self._listed:
                     self._listed[parent] = _Listing(parent)
                 return self._listed[parent].find(place.name, loosely)
@@ -192,6 +226,12 @@ class _Listing:
                 if found:
                     return self._folder / found[0]
         return None
+
+
+def kind_of_folder(name: str) -> str | None:
+    """Return the part that a name such as dev-clean, test1 or trainset begins with; None for one of two, train_dev."""
+    found = [KIND_OF.get(re.sub(r"(set)?\d?$", "", piece)) for piece in re.split(r"[-_. ]", name.lower())]
+    return found[0] if found[0] and len({*found} - {None}) == 1 else None
 
 
 class Row(NamedTuple):

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from whisper_tuner.data.formats.place import HUB_ID, KIND_OF, Place, kind_of_folder
-from whisper_tuner.data.formats.rows import BadRow, Part, Parts, Reading, Row, check_columns
+from whisper_tuner.data.formats.place import HUB_ID, Place
+from whisper_tuner.data.formats.rows import KIND_OF, BadRow, Part, Parts, Reading, Row, check_columns, kind_of_folder
 from whisper_tuner.errors import DataError, MissingProgram
 from whisper_tuner.problems import Kind
 

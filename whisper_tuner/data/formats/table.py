@@ -7,13 +7,13 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from whisper_tuner.data.formats.rows import USUAL_FOLDERS, AudioNames, BadRow, Part, Reading, Row, no_column
+from whisper_tuner.data.formats.columns import LOOKED_AT, Columns, look, named, told_by_content, unclear
+from whisper_tuner.data.formats.rows import AudioNames, BadRow, Part, Reading, Row, near, no_column
 from whisper_tuner.errors import DataError
 from whisper_tuner.files import is_audio
 from whisper_tuner.problems import Kind
@@ -22,7 +22,6 @@ DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
 ITS_NAME = {character: name for name, character in DELIMITERS.items()}
 EXCEL = re.compile(r"sep=(.)", re.IGNORECASE)  # Excel's own first line, which names the delimiter
 RECORD_LINES = 100  # the longest record of a CSV: a quote that stays open for longer was never closed
-LOOKED_AT = 20  # records, to see which column of a table without a header is which
 SETTLED = (
     "Give it a header, such as audio,text. Or number its columns: audio_column = 1 and text_column = 2 in the "
     "dataset's section, --audio-column 1 --text-column 2 for an import."
@@ -39,27 +38,20 @@ def part_of(
     Raises DataError where nobody can tell which column is audio and which text.
     """
     lines = list(io.StringIO(text, newline=""))
-    folders = (path.parent, *(path.parent / name for name in USUAL_FOLDERS), path.parent / "audio" / path.stem)
     told, notes = DELIMITERS.get(reading.delimiter), list(notes)
     usual = "\t" if path.suffix.lower() == ".tsv" else ","
     marks = [told] if told else sorted(ITS_NAME, key=lambda mark: mark != usual)  # the likeliest first
     if lines and (said := EXCEL.fullmatch(lines[0].strip())) and said[1] in ITS_NAME:
         marks, lines = [said[1]], ["\n", *lines[1:]]
-    firsts = {}
-    for mark in marks:
-        _, first = next(_records(lines, mark, quoted=quoted is not False), (1, []))
-        if isinstance(first, BadRow):
-            raise DataError(f"{path} line 1: {first}", remedy="Check the quotes of its header.")
-        firsts[mark] = [name.strip().lower() for name in first]
+    begins = {mark: next(_records(lines, mark, quoted=quoted is not False), (1, []))[1] for mark in marks}
+    firsts = {mark: _lower(first) for mark, first in begins.items() if not isinstance(first, BadRow)}
+    if not firsts:
+        raise DataError(f"{path} line 1: {begins[marks[0]]}", remedy="Check the quotes of its header.")
     delimiter = next((mark for mark, names in firsts.items() if names_both(names, reading)), "")
-    if has_header := bool(delimiter):
-        columns = firsts[delimiter]
-    else:
-        found = _without_header(path, lines, firsts, reading, AudioNames(folders), quoted=quoted is not False)
-        delimiter, columns = found.delimiter, [str(number + 1) for number in range(found.width)]
-        audio, words = str(found.audio + 1), str(found.text + 1)
-        reading = replace(reading, audio_column=audio, text_column=words)
-        notes.append(f"{path.name} has no header: column {audio} is audio, column {words} is text")
+    columns, has_header = firsts.get(delimiter, []), True
+    if not delimiter:
+        delimiter, columns, has_header, reading = _by_content(path, lines, firsts, reading, quoted=quoted is not False)
+        notes.append(told_by_content(path, reading, has_header=has_header))
     if quoted is None:
         quoted = _has_quoting(lines, delimiter, len(columns))
         if not quoted:
@@ -78,7 +70,7 @@ def part_of(
         layout=f"table ({path.suffix.lower().lstrip('.') or 'no suffix'})",
         rows=partial(_rows, lines, delimiter, columns, quoted=quoted, has_header=has_header),
         folder=path.parent,
-        beside=folders[1:],
+        beside=near(path)[1:],
         reading=reading,
         facts=facts,
         notes=tuple(notes),
@@ -90,9 +82,13 @@ def is_header(line: str) -> bool:
     """Tell if a line names an audio and a text column."""
     for delimiter in DELIMITERS.values():
         _, first = next(_records([line], delimiter), (1, []))
-        if not isinstance(first, BadRow) and names_both([name.strip().lower() for name in first], Reading()):
+        if not isinstance(first, BadRow) and names_both(_lower(first), Reading()):
             return True
     return False
+
+
+def _lower(names: Sequence[str]) -> list[str]:
+    return [name.strip().lower() for name in names]
 
 
 def names_both(names: Sequence[str], reading: Reading) -> bool:
@@ -125,43 +121,33 @@ def _has_quoting(lines: Sequence[str], delimiter: str, width: int) -> bool:
     return not all(not isinstance(cells, BadRow) and len(cells) == width for _, cells in plain)
 
 
-class _Columns(NamedTuple):
-    """The places of audio and text, of so many columns, in a table without a header."""
+class _Found(NamedTuple):
+    """What stands between columns, their names or numbers, and which of them the reading says."""
 
     delimiter: str
-    width: int
-    audio: int
-    text: int
+    columns: list[str]
+    has_header: bool
+    reading: Reading
 
 
-def _without_header(
-    path: Path,
-    lines: Sequence[str],
-    firsts: Mapping[str, Sequence[str]],
-    reading: Reading,
-    names: AudioNames,
-    *,
-    quoted: bool,
-) -> _Columns:
+def _by_content(
+    path: Path, lines: Sequence[str], firsts: Mapping[str, Sequence[str]], reading: Reading, *, quoted: bool
+) -> _Found:
     """Find the columns by what stands in the first records. Raises DataError where that is not plain."""
-    whole: list[_Columns] = []
-    missing: tuple[str, list[str]] | None = None
+    whole: list[_Found] = []
+    missing: tuple[Columns, list[str]] | None = None
+    names = AudioNames(near(path))
     for delimiter in firsts:
         found = [cells for _, cells in islice(_records(lines, delimiter, quoted=quoted), LOOKED_AT)]
         records = [cells for cells in found if not isinstance(cells, BadRow)]
         if not records or (width := Counter(map(len, records)).most_common(1)[0][0]) < 2 or len(records[0]) != width:
             continue
-        columns = [[cells[place] for cells in records if len(cells) == width] for place in range(width)]
-        audio = _told(reading.audio_column, width)
-        if not reading.audio_column:
-            audio = _only(place for place in range(width) if _holds_audio(columns[place], names))
-        text = _told(reading.text_column, width)
-        if not reading.text_column:
-            text = _only(place for place in range(width) if place != audio and _holds_text(columns[place]))
-        if audio is not None and text is not None:
-            whole.append(_Columns(delimiter, width, audio, text))
-        elif missing is None and (audio is not None or reading.text_column.isdigit()):
-            missing = "text" if audio is not None else "audio", records[0]
+        seen = look([*zip(*(cells for cells in records if len(cells) == width), strict=True)], reading, names)
+        if len(seen.audio) == len(seen.text) == 1:
+            heads = [*firsts[delimiter]] if seen.has_header else [""] * width
+            whole.append(_Found(delimiter, *named(heads, seen, reading)))
+        elif missing is None and (seen.audio or reading.text_column.isdigit()):
+            missing = seen, records[0]
     if len(whole) == 1:
         return whole[0]
     if whole:
@@ -170,9 +156,13 @@ def _without_header(
             remedy="Say which: delimiter = NAME in the dataset's section, --delimiter NAME for an import.",
         )
     if missing:
-        read = ", ".join(f"{number} = {cell[:60]}" for number, cell in enumerate(missing[1], 1))
+        seen, first = missing
+        if seen.has_header:
+            raise unclear(path, first, seen, reading)
+        read = ", ".join(f"{number} = {cell[:60]}" for number, cell in enumerate(first, 1))
         raise DataError(
-            f"{path} has no header, and its {missing[0]} column cannot be told; line 1 was read as: {read}",
+            f"{path} has no header, and its {'text' if len(seen.audio) == 1 else 'audio'} column cannot be told; "
+            f"line 1 was read as: {read}",
             remedy=SETTLED,
         )
     mark = max(firsts, key=lambda mark: len(firsts[mark]))
@@ -188,26 +178,6 @@ def _named_above(lines: Sequence[str], mark: str) -> str:
         if below and not is_audio(Path(name)) and all(is_audio(Path(cell)) for cell in below):
             return name.strip().lower()
     return "NAME_OR_NUMBER"
-
-
-def _told(column: str, width: int) -> int | None:
-    return int(column) - 1 if column.isdigit() and 0 < int(column) <= width else None
-
-
-def _only(places: Iterator[int]) -> int | None:
-    found = list(places)
-    return found[0] if len(found) == 1 else None
-
-
-def _holds_audio(cells: Sequence[str], names: AudioNames) -> bool:
-    """The first record's file must be there: if only its is not, that may be a header."""
-    there = [names.exists(cell.strip()) for cell in cells]
-    return there[0] and 2 * sum(there) > len(there)
-
-
-def _holds_text(cells: Sequence[str]) -> bool:
-    """Tell if most have words with letters."""
-    return 2 * sum(any(letter.isalpha() for letter in cell) for cell in cells) > len(cells)
 
 
 def _records(lines: Sequence[str], delimiter: str, *, quoted: bool = True) -> Records:

@@ -16,13 +16,38 @@ from whisper_tuner.errors import DataError, TunerError
 # made beside them.
 REFUSED: dict[str, tuple[dict[str, str | bytes], str, str, str]] = {
     "an empty file": ({"l.csv": ""}, "l.csv", "l.csv has no audio column; found: nothing", "audio_path"),
-    "no names that are known": (
-        {"l.csv": "Datei;Satz\na.wav;x\n"},
+    "two columns of words": (
+        {"l.csv": "Datei;Satz;Ort\na.wav;guten Tag;Berlin\nb.wav;gute Nacht;Bonn\n"},
+        "l.csv",
+        "l.csv: satz and ort may each be its column of text",
+        "--text-column satz for an import",
+    ),
+    "a sentence of all rows, and a note": (
+        {"l.csv": "Datei;Satz;Art\na.wav;hey;laut\nb.wav;hey;laut\na.wav;hey;leise\nb.wav;hey;leise\n"},
+        "l.csv",
+        "l.csv: satz and art may each be its column of text",
+        "--text-column satz for an import",
+    ),
+    "an archive": ({"l.zip": "PK"}, "l.zip", "l.zip is an archive", "Unpack it"),
+    "two keys of audio": (
+        {"l.jsonl": '{"datei": "a.wav", "kopie": "b.wav", "satz": "ja"}'},
+        "l.jsonl",
+        "datei and kopie may each be its column of audio",
+        "--audio-column datei for an import",
+    ),
+    "no words": (
+        {"l.csv": "Datei;Nr\na.wav;id_1\nb.wav;id_2\n"},
+        "l.csv",
+        "no text column; found: datei, nr",
+        "--text-column nr",
+    ),
+    "names whose files are gone": (
+        {"l.csv": "Datei;Satz\nx.wav;ja\n"},
         "l.csv",
         "found: datei, satz; line 1 was read as: 2 columns between semicolons",
         "--audio-column datei",
     ),
-    "an audio column alone": ({"l.csv": "audio,words\na.wav,x\n"}, "l.csv", "no text column", "text_column = words"),
+    "an audio column alone": ({"l.csv": "audio,words\na.wav,7\n"}, "l.csv", "no text column", "text_column = words"),
     "neither a header nor its files": (
         {"l.tsv": "10_20_1\tthe first book\n10_20_2\tthe second\n"},
         "l.tsv",
@@ -61,7 +86,7 @@ REFUSED: dict[str, tuple[dict[str, str | bytes], str, str, str]] = {
     ),
     "a header that is damaged": ({"l.csv": '"audio,text\na.wav,x\n'}, "l.csv", "l.csv line 1: not readable", "quotes"),
     "two delimiters that both fit": (
-        {"l.csv": "a.wav,hello;a.wav\n"},
+        {"l.csv": "a.wav,hello there;a.wav\n"},
         "l.csv",
         "its columns may stand between comma or semicolon",
         "--delimiter NAME",
@@ -106,7 +131,19 @@ REFUSED: dict[str, tuple[dict[str, str | bytes], str, str, str]] = {
     "JSON without audio": ({"l.jsonl": '{"text": "x"}'}, "l.jsonl", "no audio column; found: text", "audio_filepath"),
     "JSON in one object": ({"l.json": '{\n"data": []\n}'}, "l.json", "not JSON", "audio_filepath"),
     "a folder of nothing": ({"d/.hidden": ""}, "d", "it is empty", "docs/data.md"),
-    "a folder of audio alone": ({"d/a.wav": "copy"}, "d", "it holds 1 files (.wav)", "lists your recordings"),
+    "a folder of audio alone": ({"d/a.wav": "copy"}, "d", "it holds 1 file (.wav)", "lists your recordings"),
+    "a folder of tables that are none": (
+        {"d/a.wav": "copy", "d/x.csv": "Tag,Wetter\n1,warm\n", "d/in/y.xlsx": "no zip", "d/z.ods": ""},
+        "d",
+        "it holds 4 files",
+        "\n  in/y.xlsx is no Excel file that can be read: File is not a zip file",
+    ),
+    "a folder of two data sets": (
+        {f"d/{name}/l.csv": "Datei;Satz\n../../a.wav;ja\n" for name in "xy"},
+        "d",
+        "has several data sets: x, y",
+        "Name the folder of one",
+    ),
     "a folder of two lists": (
         {"d/x.csv": "audio,text\n", "d/y.csv": "audio,text\n"},
         "d",

@@ -306,13 +306,19 @@ def test_kaldi(tmp_path, clip):
     ]
     assert [str(problem) for problem in one.problems] == [
         "train_nodup/text line 3: segments: no times in seconds: one two",
-        "train_nodup/text line 4: no audio path",
+        "train_nodup/text line 4: segments has no u4",
     ]
     assert [(other.kind, s.text, s.audio.name) for s in other.samples] == [("test", "yes", "b.wav")]
     assert any("eval2000 is no part" in note for note in one.notes)
     with pytest.raises(DataError, match="outside"):
         import_source(recipe / "data", tmp_path / "another")
     assert texts(test) == {"b.wav": "yes"}
+    write(test / "text", "b yes\nb-2 no\n")
+    [problem] = load_manifest(test).problems
+    assert str(problem).startswith("text line 2: wav.scp has no b-2, and there is no segments")
+    write(test / "wav.scp", "b wav/b.wav\nb-2 wav/b.wav\n")
+    with pytest.raises(DataError, match="write their times in a file segments"):
+        load_manifest(test)
 
 
 def test_fleurs(tmp_path, clip):
