@@ -36,9 +36,9 @@ from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.eval.evaluation import AUDIO_CONTEXTS, FALLBACK, GREEDY, Evaluation
 from whisper_tuner.eval.evaluation import evaluate as evaluate_model
-from whisper_tuner.eval.predictions import PREDICTIONS, counts, write_predictions
+from whisper_tuner.eval.predictions import PREDICTIONS, counts, difference, write_predictions
 from whisper_tuner.eval.text_cache import Decoding, TextCache
-from whisper_tuner.eval.wer import Interval, wer_difference, wer_interval
+from whisper_tuner.eval.wer import Interval, wer_interval
 from whisper_tuner.export.final import load_model
 from whisper_tuner.fact_store import CACHE, FactStore
 
@@ -230,12 +230,11 @@ def _differences(measured: Sequence[Measured]) -> list[str]:
     first: dict[Path, Measured] = {}
     for one in measured:
         reference = first.setdefault(one.manifest.path, one)
-        if one is reference or one.ids != reference.ids:  # a clip that only one of them could read
-            continue
-        if found := wer_difference(counts(one.predictions), counts(reference.predictions)):
+        if one is not reference and (found := difference(one.predictions, reference.predictions)):
             one.record["against"] = {"model": reference.model.path, "p": round(found.p, 4)}
             one.record["against"] |= {name: round(getattr(found, name), 2) for name in ("points", "low", "high")}
-            lines.append(f"{one.model.name} on {one.manifest.path.name}: WER {found}, against {reference.model.name}")
+            lines.append(f"{one.model.name} against {reference.model.name}, on {one.manifest.path.name}:")
+            lines.append(f"  WER {reference.record['wer']:.1f} -> {one.record['wer']:.1f}: {found}")
     return lines
 
 

@@ -26,7 +26,6 @@ from distributed.run_dir.summary import (
 )
 from multimac.view.models import file_name
 from whisper_tuner.eval.predictions import Aligned, align
-from whisper_tuner.eval.wer import Difference
 from whisper_tuner.files import write_atomically
 from whisper_tuner.text import duration, size
 
@@ -187,23 +186,9 @@ def _tested(run: RunSummary, test: Test, players: Players) -> Tested:
     return Tested(
         test=test,
         heard=heard,
-        verdict=verdict(test.difference) if test.difference else test.not_compared,
+        verdict=f"After training less before: {test.change}." if test.difference else test.not_compared,
         scale=max([*highest, 1.0]),
     )
-
-
-def verdict(found: Difference) -> str:
-    """Tell the difference between after and before in words."""
-    chance = found.low <= 0 <= found.high
-    p = f"p = {found.p:.3f}" if found.p >= 0.001 else "p < 0.001"
-    if found.points == found.low == found.high == 0:
-        return "Word for word the errors are as many as before training."
-    which = "lower" if found.points <= 0 else "higher"
-    better = "better" if found.points <= 0 else "worse"
-    said = f"After training WER is {abs(found.points):.1f} points {which}"
-    between = f"the interval of 95 % goes from {found.low:+.1f} to {found.high:+.1f} points"
-    judged = f"This is no {better} than chance." if chance else f"This is {better} than chance would explain."
-    return f"{said}; {between} ({p}). {judged}"
 
 
 def _missing(run: RunSummary, tests: Sequence[Tested], saved: float) -> list[tuple[str, str]]:

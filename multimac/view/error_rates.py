@@ -135,10 +135,6 @@ class Measured:
     predictions: Sequence[Prediction]
     record: dict
 
-    @property
-    def ids(self) -> list[str]:
-        return [prediction.sample.id for prediction in self.predictions]
-
 
 def rates_table(manifests: Sequence[Manifest], measured: Sequence[Measured], way: str) -> Table:
     """Tell the rates of all models, in a section for each test set. way: of decoding, in words."""

@@ -18,7 +18,7 @@ from distributed.plan.launch import Launch
 from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, RUNNING, HostFigures, RunSummary
 from whisper_tuner.errors import RunError
 from whisper_tuner.files import shown
-from whisper_tuner.text import duration, size
+from whisper_tuner.text import duration, size, wer_told, wer_verdict
 
 LONG_WAIT = 0.02  # of the time of all steps; what is less is not worth a column
 WIDE = 100  # columns of a terminal that has room for the names of hosts
@@ -39,7 +39,8 @@ def list_table(rows: Sequence[tuple[RunSummary, float | None]], width: int) -> T
     for run, speed_up in rows:
         hosts = ", ".join(run.hosts) if width >= WIDE else str(len(run.hosts) or "")
         state = Text(run.state, STYLES.get(run.state, "default"))
-        wer = rates(run) if width >= WIDE else rates(run).replace(" ", "")  # room for the run's name
+        wer = wer_told(run.wer_before, run.wer_after).partition(":")[0]
+        wer = f"{wer}\n{wer_verdict(run.wer_difference, run.clips_tested)}".strip()
         figures = (wer, duration(run.seconds or None), times(speed_up))
         table.add_row(run.id, when(run.created), state, hosts, *figures)
     return table
@@ -72,7 +73,7 @@ def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
         ("training", ", ".join(filter(None, [duration(run.seconds or None), per_second]))),
         ("speed-up", f"{times(speed_up)} the fastest run of one host alone" if speed_up else ""),
         ("sent", size(run.bytes) if run.bytes else ""),
-        ("WER", rates(run)),
+        ("WER", wer_told(run.wer_before, run.wer_after, run.wer_difference, run.clips_tested)),
         ("normaliser", ", ".join(run.normalizers)),
         ("model", str(run.model or "")),
         ("report", str(run.report or "")),
@@ -201,11 +202,6 @@ def when(stamp: float) -> str:
     if then[:3] == now[:3]:
         return time.strftime("%H:%M", then)
     return time.strftime("%d %b" if then.tm_year == now.tm_year else "%Y-%m-%d", then)
-
-
-def rates(run: RunSummary) -> str:
-    known = ["?" if rate is None else f"{rate:.1f}" for rate in (run.wer_before, run.wer_after)]
-    return "" if known == ["?", "?"] else " → ".join(known)
 
 
 def times(speed_up: float | None) -> str:
