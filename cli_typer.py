@@ -129,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def show(error: TunerError) -> ExitStatus:
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    typer.secho(harmless(f"error: {error}"), err=True, fg="red", color=False if plain else None)
+    typer.secho(harmless(f"error: {error.told}"), err=True, fg="red", color=False if plain else None)
     return error.exit_status
 
 

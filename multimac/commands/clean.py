@@ -70,7 +70,7 @@ def runs_clean(
     elif not failed:
         console.print(f"removed, {total} freed")
     for error in failed[1:]:
-        console.print(str(error), style="red")
+        console.print(error.told, style="red")
     if failed:
         raise failed[0]
     return ExitStatus.OK

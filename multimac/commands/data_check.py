@@ -37,6 +37,7 @@ from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.files import expanded, shown
 from whisper_tuner.hub import is_adapter
 from whisper_tuner.languages import language_code, text_language
+from whisper_tuner.text import counted
 
 from .cut_long import cut_long, long_clips, told_of
 from .options import CONFIG, MODEL, Config, Language, Set, command
@@ -279,7 +280,9 @@ def _write(console: Console, result: fix.Fixed, folder: Path, corrections: fix.C
     written = fix.write(result, folder, corrections)
     for part, path in written.items():
         counts = ", ".join(f"{count} {change}" for change, count in result.counted(part).items()) or "nothing changed"
-        console.print(f"{shown(path.absolute())}: {len(result.samples[part]):,} rows ({counts})", soft_wrap=True)
+        console.print(
+            f"{shown(path.absolute())}: {counted(len(result.samples[part]), 'row')} ({counts})", soft_wrap=True
+        )
     for note in result.notes:
         console.print(note)
     if result.unknown:

@@ -24,7 +24,7 @@ from whisper_tuner.eval.subtitles import SUFFIXES, rendered
 from whisper_tuner.files import AUDIO_SUFFIXES, write_shared
 from whisper_tuner.interrupts import as_ctrl_c
 from whisper_tuner.languages import language_code
-from whisper_tuner.text import harmless
+from whisper_tuner.text import counted, harmless
 
 from .options import CONFIG, MODEL, Config, Language, command
 
@@ -101,7 +101,7 @@ def _transcribe_all(
                 console.print(f"not transcribed: {told}", soft_wrap=True)
             bar.remove_task(task)
     if failed and len(written) > 1:
-        console.print(f"{len(written) - failed} of {len(written)} recordings transcribed")
+        console.print(f"{len(written) - failed} of {counted(len(written), 'recording')} transcribed")
     return ExitStatus.DATA if failed else ExitStatus.OK
 
 

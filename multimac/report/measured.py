@@ -276,8 +276,8 @@ def _about_run(run: RunSummary) -> list[str]:
     told = {
         "trained from": f"`{file_name(run.base_model)}`" if run.base_model else "",
         "method": METHODS.get(run.method, run.method),
-        "training data": f"{clips:,} clips, {hours:.2f} hours" if clips else "",
-        "training": f"{run.steps:,} steps on {counted(len(set(run.hosts)) or 1, 'host')}" if run.steps else "",
+        "training data": f"{counted(clips, 'clip')}, {hours:.2f} hours" if clips else "",
+        "training": f"{counted(run.steps, 'step')} on {counted(len(set(run.hosts)) or 1, 'host')}" if run.steps else "",
         "WER of the base model": _told(run.wer_before, before) if run.test else "",
         "WER of this model": _told(run.wer_after, after) if run.test else "",
         "difference": str(_difference(after, before) or ""),
@@ -286,7 +286,7 @@ def _about_run(run: RunSummary) -> list[str]:
     lines = ["| | |", "|---|---|", *rows, ""] if rows else []
     if told["WER of this model"]:
         normalizer = ", ".join(run.normalizers) or UNNAMED
-        where = f"on {len(after):,} test clips" if after else "on the run's test clips"
+        where = f"on {counted(len(after), 'test clip')}" if after else "on the run's test clips"
         lines += [
             f"WER is the word error rate in per cent {where}, after {normalizer}, with its interval of "
             "95 %. It was measured before the export, with transformers.",

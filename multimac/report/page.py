@@ -27,7 +27,7 @@ from distributed.run_dir.summary import (
 from multimac.view.models import file_name
 from whisper_tuner.eval.predictions import Aligned, align
 from whisper_tuner.files import write_atomically
-from whisper_tuner.text import duration, size
+from whisper_tuner.text import counted, duration, size
 
 from .asked import METHODS, data_of, read_asked, settings_of
 from .happened import charts_of, faults_of, hosts_of
@@ -130,7 +130,9 @@ def _completed(run: RunSummary, asked: dict[str, Any]) -> RunSummary:
 
 
 def _state(run: RunSummary, events: RunEvents) -> list[str]:
-    steps = f"{run.steps:,} of {run.total_steps:,} steps" if run.total_steps else f"{run.steps:,} steps"
+    steps = counted(run.steps, "step")
+    if run.total_steps:
+        steps = f"{run.steps:,} of {counted(run.total_steps, 'step')}"
     told = {
         FINISHED: f"The run has finished. It trained {steps}.",
         INTERRUPTED: f"The run was interrupted. It had trained {steps}.",

@@ -31,7 +31,7 @@ from whisper_tuner.eval.predictions import (
 from whisper_tuner.export.final import base_of, load_model
 from whisper_tuner.files import shown
 from whisper_tuner.hub import is_adapter
-from whisper_tuner.text import duration
+from whisper_tuner.text import counted, duration
 
 from .models import origin_of, slug
 from .terminal import Console
@@ -150,7 +150,7 @@ def rates_table(manifests: Sequence[Manifest], measured: Sequence[Measured], way
     for manifest in manifests:
         seconds = sum(sample.duration_s for sample in manifest.samples)
         if len(manifests) == 1:
-            table.title = f"{manifest.path}: {len(manifest.samples)} clips, {duration(seconds)}"
+            table.title = f"{manifest.path}: {counted(len(manifest.samples), 'clip')}, {duration(seconds)}"
         else:
             table.add_section()
             table.add_row(f"{manifest.path}, {duration(seconds)}", style="bold")

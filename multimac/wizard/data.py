@@ -36,7 +36,7 @@ from whisper_tuner.data.splitting import split
 from whisper_tuner.errors import ConfigError, TunerError
 from whisper_tuner.files import expanded, shown
 from whisper_tuner.languages import language_code
-from whisper_tuner.text import duration
+from whisper_tuner.text import counted, duration
 
 from .draft import KINDS, Data, numbered
 from .questions import Option, Questions
@@ -69,7 +69,7 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
             data.manifests = dict.fromkeys(kinds_inside(train), train) | data.manifests
             _read(questions, data, console)
         except TunerError as error:
-            console.print(str(error), style="red")
+            console.print(error.told, style="red")
             questions.again("This data cannot be used.", [AGAIN], error)
         else:
             _show_checks(questions, data, console)
@@ -138,7 +138,7 @@ def _option(name: str, data: Data) -> Option:
     if train.is_file():  # about as many as it has lines
         with train.open("rb") as file:
             lines = sum(1 for line in file if line.strip())
-        count = f"{lines if train.suffix.lower() in ('.jsonl', '.ndjson') else lines - 1} clips"
+        count = counted(lines if train.suffix.lower() in (".jsonl", ".ndjson") else lines - 1, "clip")
     others = [kind for kind in KINDS[1:] if kind in data.manifests]
     more = f", with {' and '.join(others)}" if others else ""
     label = f"{name} ({shown(train)})" if data.section else str(shown(train))
@@ -190,7 +190,7 @@ def _read(questions: Questions, data: Data, console: Console) -> None:
         total = duration(sum(sample.duration_s for sample in manifest.samples))
         unit = "h:mm:ss" if total.count(":") > 1 else "min:s"
         left_out, *listed = (described(manifest.problems) if manifest.problems else "0 rows left out").splitlines()
-        clips = f"{kind}: {len(manifest.samples)} clips, {total} of speech ({unit}), {left_out}"
+        clips = f"{kind}: {counted(len(manifest.samples), 'clip')}, {total} of speech ({unit}), {left_out}"
         console.print(clips, markup=False)
         for problem in listed:
             console.print(problem, markup=False, style="yellow")
@@ -254,7 +254,7 @@ def _ask_split(questions: Questions, data: Data, console: Console) -> None:
     offers = ({kind: manifest.with_name(f"{name}-{kind}.csv") for kind in done.parts} for name in numbered(stem))
     data.split = next(files for files in offers if not any(path.exists() for path in files.values()))
     data.samples |= done.parts
-    listed = ", ".join(f"{shown(data.split[kind])}: {len(part)} clips" for kind, part in done.parts.items())
+    listed = ", ".join(f"{shown(data.split[kind])}: {counted(len(part), 'clip')}" for kind, part in done.parts.items())
     console.print(f"{listed} (written at the end)")
     console.print(f"{done.told[0].upper()}{done.told[1:]}.")
 

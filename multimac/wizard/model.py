@@ -26,7 +26,7 @@ from whisper_tuner.hub import HUB_ID, folder_here
 from whisper_tuner.languages import language_code
 from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import MPS_SHARE, profile_memory, shape_of
-from whisper_tuner.text import size
+from whisper_tuner.text import counted, size
 
 from .draft import Draft, Model
 from .questions import Option, Questions
@@ -105,7 +105,7 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
     def check(key: str, text: str) -> None:
         _check_setting(key, with_point(text))
         if key == "batch_size" and clips and int(text) > clips:
-            raise ValueError(f"there are {clips} training clips, and a step cannot have more")
+            raise ValueError(f"a step cannot have more clips than the training set, which has {clips}")
         if key == "learning_rate" and float(with_point(text)) > LARGEST_RATE:
             raise ValueError(f"above {LARGEST_RATE:g} a model forgets all it knows; usual for this one: {usual}")
 
@@ -116,7 +116,9 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
     longest = max((sample.duration_s for sample in draft.data.samples.get("train", ())), default=None)
     if not fits(model, method, batch, longest):  # no mistake: see distributed/worker/micro_batch.py
         needed = size(memory_needed(model, method, batch, longest))
-        what = f"A step of {batch} clips would need {needed} of memory; this machine has {size(memory_here())}."
+        what = (
+            f"A step of {counted(batch, 'clip')} would need {needed} of memory; this machine has {size(memory_here())}."
+        )
         what += " It is computed in smaller parts; the result is the same."
         console.print(what, style="yellow", soft_wrap=True)
     if "validation" in draft.data.samples and int(settings["epochs"]) > 1:
@@ -158,7 +160,7 @@ def _guessed(questions: Questions, draft: Draft, console: Console) -> str:
         folder = folder_here(draft.model.base_model)
         if folder is None:
             return []
-        with working(console, f"listening to {len(clips)} clips (up to {LISTENING_S:.0f} s)"):
+        with working(console, f"listening to {counted(len(clips), 'clip')} (up to {LISTENING_S:.0f} s)"):
             return languages_heard(folder, clips, LISTENING_S)
 
     found = questions.once("listen", (draft.model.base_model, clips), listen)
@@ -168,7 +170,9 @@ def _guessed(questions: Questions, draft: Draft, console: Console) -> str:
 
     [(code, count)] = Counter(found).most_common(1)
     name = LANGUAGES.get(code, code).title()
-    console.print(f"A guess of this model: it sounds like {name} in {count} of {len(found)} clips.", markup=False)
+    console.print(
+        f"A guess of this model: it sounds like {name} in {count} of {counted(len(found), 'clip')}.", markup=False
+    )
     return code if count > len(found) / 2 else ""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from whisper_tuner.data.dataset import Manifest, Sample
+from whisper_tuner.text import counted
 
 PART = 0.1  # of the clips, for validation and for test each
 FEW = 100  # clips of a test set
@@ -44,11 +45,11 @@ class Split:
         if self.voices:
             notes.append("the speakers are too few to split by, so each voice may be in several parts")
         if self.left_out:
-            notes.append(f"{self.left_out} clips left out, whose sentence is in another part")
+            notes.append(f"{counted(self.left_out, 'clip')} left out, whose sentence is in another part")
         if self.repeated:
             notes.append(f"{self.repeated} clips have a sentence of another part: WER will look better than it is")
         if (count := len(self.parts.get("test", ()))) and count < FEW:
-            notes.append(f"{count} clips for the test are few: look at the interval beside the WER")
+            notes.append(f"{counted(count, 'clip')} for the test: few, so look at the interval beside the WER")
         return "; ".join(notes)
 
 
@@ -78,11 +79,11 @@ def repeated_note(train: Manifest, other: Manifest) -> str:
     texts = {text for text, _ in copies}
     same = sum(s.audio in audio or (sentence(s.text), s.duration_s) in copies for s in other.samples)
     alike = sum(sentence(sample.text) in texts for sample in other.samples)
-    found = [f"{same} clips"] * bool(same) + [f"the sentences of {alike} clips"] * (alike > same)
+    found = [counted(same, "clip")] * bool(same) + [f"the sentences of {counted(alike, 'clip')}"] * (alike > same)
     if not found:
         return ""
     return (
-        f"{other.path.name}: {' and '.join(found)} of {len(other.samples)} are in {train.path.name}, too: "
+        f"{other.path.name} shares {' and '.join(found)} of {len(other.samples)} with {train.path.name}: "
         "what is measured will look better than it is"
     )
 

@@ -174,7 +174,7 @@ def test_a_run_without_test_set_validation_or_more_than_one_step(made):
     made.steps([1])
     made.end()
     page = page_of(made.write())
-    assert "The run has no validation set." in page.text and "1 of 1 steps" in page.text
+    assert "The run has no validation set." in page.text and "1 of 1 step." in page.text
     assert "the run has no test set" in page.text
     assert "multimac evaluate 20260101-000000-mine --data test.csv" in page.text
     dots = [about for about in page.all("path") if "dot" in about["class"]]

@@ -115,6 +115,6 @@ def test_what_a_test_set_has_of_train_is_counted():
     train = manifest("train.csv", sample(1, "Yes"), sample(2, "No"), sample(3, "Well", duration_s=2.0))
     assert repeated_note(train, manifest("test.csv", sample(4, "Else"))) == ""
     note = repeated_note(train, manifest("test.csv", sample(1, "Yes"), sample(5, "no", duration_s=3.0), sample(6, "a")))
-    assert note.startswith("test.csv: 1 clips and the sentences of 2 clips of 3 are in train.csv, too")
+    assert note.startswith("test.csv shares 1 clip and the sentences of 2 clips of 3 with train.csv")
     copied = repeated_note(train, manifest("test.csv", sample(9, "well", duration_s=2.0)))
-    assert copied.startswith("test.csv: 1 clips of 1 are in train.csv, too")
+    assert copied.startswith("test.csv shares 1 clip of 1 with train.csv")

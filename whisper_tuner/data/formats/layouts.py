@@ -25,6 +25,7 @@ from whisper_tuner.data.formats import (
 from whisper_tuner.data.formats.place import KIND_NAMES, KIND_OF, NAME_A_FILE, Place, kind_of_folder, read_bytes
 from whisper_tuner.data.formats.rows import AS_IT_IS, SPLIT_COLUMNS, BadRow, Cells, Part, Parts, Reading, Row
 from whisper_tuner.errors import DataError, MissingProgram
+from whisper_tuner.text import counted
 
 
 class Layout(Protocol):
@@ -141,7 +142,7 @@ def _unknown(place: Place, what: str) -> DataError:
         nothing = f"{place.path} is not a manifest, and there are neither subtitles nor a text of its name beside it"
         return DataError(nothing, remedy=NAME_A_FILE)
     kinds = sorted({file.suffix.lower() or file.name for file in place.files})
-    holds = f"it holds {len(place.files)} files ({', '.join(kinds[:8])})" if place.files else "it is empty"
+    holds = f"it holds {counted(len(place.files), 'file')} ({', '.join(kinds[:8])})" if place.files else "it is empty"
     return DataError(
         f"{place.path} {what}: {holds}",
         remedy="Name the file that lists your recordings, or save their texts as SRT. docs/data.md shows every layout.",

@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[dict[str, str | bytes], str, str, str]] = {
     "JSON without audio": ({"l.jsonl": '{"text": "x"}'}, "l.jsonl", "no audio column; found: text", "audio_filepath"),
     "JSON in one object": ({"l.json": '{\n"data": []\n}'}, "l.json", "not JSON", "audio_filepath"),
     "a folder of nothing": ({"d/.hidden": ""}, "d", "it is empty", "docs/data.md"),
-    "a folder of audio alone": ({"d/a.wav": "copy"}, "d", "it holds 1 files (.wav)", "lists your recordings"),
+    "a folder of audio alone": ({"d/a.wav": "copy"}, "d", "it holds 1 file (.wav)", "lists your recordings"),
     "a folder of two lists": (
         {"d/x.csv": "audio,text\n", "d/y.csv": "audio,text\n"},
         "d",
