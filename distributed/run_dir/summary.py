@@ -20,7 +20,7 @@ from .log import Attempt, RunEvents, scan
 REPORT = "report.html"  # in the run's folder
 RUNNING, FINISHED, INTERRUPTED, FAILED, BROKEN = "running", "finished", "interrupted", "failed", "broken"
 RECOVERED = "recovered"  # by `runs recover`, without the run.json of the master that is gone
-NO_LAST_WORD = "the launcher ended without a last word (killed, or the machine went down)"
+NO_LAST_WORD = "the launcher ended without saying why (it was killed, or the machine went down)"
 NO_RUN_JSON = "there is no run.json: it is being prepared, or was given up before it started"
 ONLY_A_MODEL = "its model was built by `runs recover`; what was asked and what happened is not in this folder"
 NOT_AS_WRITTEN = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)  # by a damaged JSON file

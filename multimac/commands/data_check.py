@@ -68,9 +68,9 @@ def data_check(
         list[str],
         Argument(metavar="PROFILE|MANIFEST...", help="A [profile:NAME] with all its manifests, or manifests."),
     ],
-    model: Annotated[str, Option("--model", help=f"Show what it hears otherwise, and cut by it. {MODEL}")] = "",
+    model: Annotated[str, Option("--model", help=f"Compare texts with what this model writes. {MODEL}")] = "",
     hosts: Annotated[
-        Path | None, Option("--hosts", metavar="FILE", help="Hosts that hear clips too, with --model.")
+        Path | None, Option("--hosts", metavar="FILE", help="With --model: hosts that transcribe clips, too.")
     ] = None,
     fix_into: Annotated[
         Path | None, Option("--fix", metavar="NAME", help="Folder for new manifests without what was found.")
@@ -84,7 +84,9 @@ def data_check(
     """Find what spoils training: bad audio, wrong texts, leaks between parts; exit status 4 if there are errors."""
     console = Console(stderr=as_json)
     if hosts and not model:
-        raise ConfigError("--hosts: there is nothing for hosts to do", remedy="Name a model to be heard: --model MODEL")
+        raise ConfigError(
+            "--hosts is for the model of --model, and there is none", remedy="Name one, or leave --hosts out."
+        )
     helping = load_hosts(hosts).workers if hosts else ()
     asked = _asked(config, what, settings or (), language)
     into, corrections = fix_into and expanded(fix_into), fix.Corrections()
@@ -244,7 +246,7 @@ def _heard(
     model, processor = load()
     listening = Listening(name=name, model=model, processor=processor, language=language, task=task)
     count, began = sum(len(one.samples) for one in unknown.values()), time.perf_counter()
-    with counting(console, f"{name[-30:]} hears the clips", count) as told:
+    with counting(console, f"{name[-30:]} transcribes the clips", count) as told:
         together = hear_together(
             listening,
             unknown,
@@ -260,14 +262,16 @@ def _heard(
             texts.write(keys[part], found)
         heard |= heard_in(part, found)
     if len(together.counts) > 1:
-        console.print(f"heard by: {', '.join(f'{name} {count}' for name, count in together.counts.items())} clips")
+        console.print(
+            f"transcribed by: {', '.join(f'{name} {count}' for name, count in together.counts.items())} clips"
+        )
     return heard
 
 
 def _about_model(material: Material) -> Iterator[str]:
     if (usual := usual_cer(material)) > USELESS:
         what = f"The model does not know this speech well (the median CER is {100 * usual:.0f} %)"
-        yield f"{what}: where it hears something else is listed in the report, and counts as no finding."
+        yield f"{what}: the report lists where it differs from your texts, but not as findings."
 
 
 def _most_contradicted(material: Material) -> list[tuple[Finding, str, float]]:

@@ -61,7 +61,7 @@ def evaluate(
     batch_size: Annotated[int, Option(min=1, help="Clips at a time.")] = 8,
     audio_context: Annotated[
         str,
-        Option(help="full: pad to 30 s, as other programs do; cropped: to compare."),
+        Option(help="full: pad clips to 30 s, as other programs do; cropped: not, to compare."),
     ] = "full",
     fallback: Annotated[
         bool, Option(help="Decode again what repeats itself or is improbable, as OpenAI's program does.")
@@ -72,7 +72,7 @@ def evaluate(
     as_json: Annotated[bool, Option("--json", help="Print only the figures, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
-    """Measure WER and CER of models on test sets, and save what they heard."""
+    """Measure WER and CER of models on test sets, and save their transcripts."""
     if audio_context not in AUDIO_CONTEXTS:
         what = f"--audio-context {audio_context}: no such audio context{nearest(audio_context, AUDIO_CONTEXTS)}"
         raise ConfigError(what, remedy=f"Known: {', '.join(AUDIO_CONTEXTS)}.")

@@ -68,7 +68,7 @@ def export(
     as_json: Annotated[bool, Option("--json", help="Print only folders and figures, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
-    """Write a trained model, adapters merged, as other programs load it."""
+    """Write a trained model, adapters merged, in the format of another program."""
     console = Console(stderr=as_json)
     wanted = chosen(to, precision)
     for which, how in wanted:

@@ -41,7 +41,7 @@ def transcribe(
     model: Annotated[str, Option("--model", help=MODEL)],
     form: Annotated[str, Option("--format", help="text, srt, vtt or json.")] = "text",
     words: Annotated[
-        bool, Option("--words", help="When each word is said: in JSON, and for the times of subtitles.")
+        bool, Option("--words", help="Tell when each word is said: in JSON, and for the times of subtitles.")
     ] = False,
     out: Annotated[Path | None, Option(help="Folder for the files. [default: beside each recording]")] = None,
     language: Language = "",
