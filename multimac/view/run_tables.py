@@ -40,7 +40,8 @@ def list_table(rows: Sequence[tuple[RunSummary, float | None]], width: int) -> T
         hosts = ", ".join(run.hosts) if width >= WIDE else str(len(run.hosts) or "")
         state = Text(run.state, STYLES.get(run.state, "default"))
         wer = wer_told(run.wer_before, run.wer_after).partition(":")[0]
-        wer = f"{wer}\n{wer_verdict(run.wer_difference, run.clips_tested)}".strip()
+        if verdict := wer_verdict(run.wer_difference, run.clips_tested):
+            wer += f"\n{verdict}"
         figures = (wer, duration(run.seconds or None), times(speed_up))
         table.add_row(run.id, when(run.created), state, hosts, *figures)
     return table
@@ -138,11 +139,11 @@ def curve_lines(run: RunSummary, width: int) -> list[str]:
 
 
 def comparison(runs: Sequence[RunSummary], speed_ups: Sequence[float | None]) -> Table:
-    """Tell figures, and the settings that differ, in a column for each run."""
+    """Tell figures, and the settings that differ, in a column for each run, headed by its mark."""
     table = _table()
-    table.add_column("", max_width=28, overflow="fold")
-    for number, run in enumerate(runs):
-        table.add_column(f"{mark(number)} {run.id}", overflow="fold")
+    table.add_column("")
+    for number in range(len(runs)):
+        table.add_column(mark(number))
     known = [dict(facts(run, speed_up)) for run, speed_up in zip(runs, speed_ups, strict=True)]
     for label in dict.fromkeys(label for pairs in known for label in pairs):
         table.add_row(label, *(pairs.get(label, "") for pairs in known))

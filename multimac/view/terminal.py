@@ -14,8 +14,6 @@ from rich.text import Text
 
 from whisper_tuner.text import harmless
 
-USUAL_WIDTH = 80  # of a terminal
-
 
 class Console(rich.console.Console):
     """Print as rich does, but without markup, and without characters that a terminal would obey."""
@@ -28,17 +26,17 @@ class Console(rich.console.Console):
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
 
 
-def fitting(console: rich.console.Console, table: Table, *, heads: int = 1, below: int | None = None) -> RenderableType:
+def fitting(console: rich.console.Console, table: Table, *, heads: int = 1) -> RenderableType:
     """Return the table, or each row as a heading with its cells below it where the terminal is too narrow.
 
-    heads: how many cells are the heading. below: columns from which on the table folds its cells instead.
+    heads: how many cells are the heading.
     """
     wide = console.options.update(max_width=10_000)
-    if Measurement.get(console, wide, table).maximum <= console.width or (below and console.width >= below):
+    if Measurement.get(console, wide, table).maximum <= console.width:
         return table
     parts: list[RenderableType] = [Text(table.title, "bold")] if isinstance(table.title, str) else []
     for row in zip(*(column.cells for column in table.columns), strict=True):
-        cells = [cell if isinstance(cell, Text) else Text(str(cell)) for cell in row]
+        cells = [Text(": ").join((cell if isinstance(cell, Text) else Text(str(cell))).split("\n")) for cell in row]
         parts.append(Text(" ", "bold").join(filter(None, cells[:heads])))
         named = zip(table.columns[heads:], cells[heads:], strict=True)
         told = [Text.assemble(f"{column.header} ", cell) for column, cell in named if cell]

@@ -181,7 +181,7 @@ def _read(questions: Questions, data: Data, console: Console) -> None:
         if kind == "train":
             data.stated_language = _code(manifest.language)
             table = Table(header_style="bold")
-            table.add_column("clip", overflow="ellipsis", no_wrap=True, max_width=20)
+            table.add_column("clip", overflow="fold", max_width=32)
             table.add_column("s", justify="right")
             table.add_column("text", overflow="fold")
             for sample in manifest.samples[:SHOWN]:

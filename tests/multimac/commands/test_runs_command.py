@@ -233,7 +233,7 @@ def test_a_launcher_without_a_last_word_has_failed(runs):
     text = (path / "events.jsonl").read_text()
     (path / "events.jsonl").write_text(text[: len(text) // 2])  # in the middle of a line
     run = read_run(path)
-    assert run.state == "failed" and "without a last word" in run.message
+    assert run.state == "failed" and "without saying why" in run.message
 
 
 def test_a_resume_is_proposed_only_if_this_version_takes_the_run(runs, cli):

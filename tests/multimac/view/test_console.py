@@ -269,7 +269,7 @@ def test_a_failed_run_is_an_error_with_the_launchers_message_and_status(tmp_path
 
 
 def test_a_launcher_that_vanishes_is_noticed(tmp_path):
-    with pytest.raises(RunError, match="without a word"):
+    with pytest.raises(RunError, match="without saying why"):
         show(tmp_path, EVENTS, status=1)
 
 

@@ -79,7 +79,7 @@ def test_too_few_texts_are_refused(clips):
 
 
 def test_a_small_test_set_is_said_to_be_uncertain():
-    assert "10 clips for the test are few" in split([sample(n, f"S {n}") for n in range(100)], ["test"]).told
+    assert "10 clips for the test: few" in split([sample(n, f"S {n}") for n in range(100)], ["test"]).told
     assert "few" not in split([sample(n, f"S {n}") for n in range(1000)], ["test"]).told
 
 
