@@ -136,7 +136,9 @@ def test_the_figures_of_a_real_run_are_those_of_its_events(trained):
     assert run.method == "full" and run.strategy == "allreduce" and run.base_model.endswith("bundled/model")
     assert 0 < run.seconds < 60 and run.clips_per_s == pytest.approx(run.clips / run.seconds)
     assert run.model == trained / "final" and run.size > 6_000_000
-    assert run.wer_before == json.loads((trained / "wer.json").read_text())["before"]["wer"]
+    wer = json.loads((trained / "wer.json").read_text())
+    assert (run.wer_before, run.wer_after, run.clips_tested) == (wer["before"]["wer"], wer["after"]["wer"], 2)
+    assert wer["after"]["before"] == run.wer_before and len(run.wer_difference) == 2
     assert run.normalizers == (f"whisper-english {version('whisper-normalizer')}",)
     assert ("normaliser", run.normalizers[0]) in facts(run, None)
     assert [y for _, y in run.curves.loss] == [step["loss"] for step in steps]
@@ -184,13 +186,28 @@ def test_list_and_show_fit_the_terminal_and_say_what_is_known(runs, cli, monkeyp
         assert status == 0 and max(map(len, said.splitlines())) <= width
         assert re.search(r"20251121-101010-tiny +2025-11-21 +finished", said) or width < 80
         assert all(words in said for words in ("20251121-101010-tiny", "2025-11-21", "finished"))
+        assert re.search(r"\d -> \d+\.\d", said) and "too few clips to tell" in said
     status, said = cli("runs", "show")
+    assert re.search(r"WER +\S+ -> \S+: [+-]\S+ points \(2 clips\): too few clips to tell", said)
     for words in ("3 of 3", "allreduce", "clips/s", "loss (· training, ◆ validation)", "learning rate", "next:"):
         assert words in said
     for words in ("evaluate 20251121-101010-tiny", "transcribe recording.wav --model 2025", "export 20251121-101010"):
         assert f"  multimac {words}" in said
     table = said.split("next:")[0]
     assert max(map(len, table.splitlines())) <= 120
+
+
+def test_what_a_run_of_an_earlier_version_lacks_is_not_told(runs, cli):
+    path = runs.copy("20251121-101010-tiny")
+    lacking = ("clips", "before", "wer_difference")
+    events = [{key: value for key, value in event.items() if key not in lacking} for event in runs.events(path)]
+    odd = [event | ({"wer_difference": [1, "x"]} if event["type"] == "evaluation" else {}) for event in events]
+    for written in (events, odd):
+        runs.write(path, written)
+        status, said = cli("runs", "show")
+        assert status == 0 and "may be" not in said and "to tell" not in said
+    runs.write(path, events)
+    assert re.search(r"WER +\S+ -> \S+: [+-]\S+ points\n", cli("runs", "show")[1].replace(" \n", "\n"))
 
 
 def test_a_run_without_a_date_in_its_name_was_begun_when_it_says(runs):
