@@ -78,6 +78,10 @@ def evaluate_run(
         for when, result, counts in evaluations:
             for problem in result.problems:
                 tell({"type": "problem", "what": str(problem)})
+            if when == BEFORE and not result.normalized.words:
+                tell(
+                    {"type": "warning", "what": "no test clip has a text: WER counts only words that a model makes up"}
+                )
             write_predictions(folder / "evaluation" / test.stem / NAMES[when] / PREDICTIONS, result.rows)
             measured[when], figures[when] = result, summary(result)
             if when == AFTER:

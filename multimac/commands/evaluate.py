@@ -28,7 +28,7 @@ from multimac.view.error_rates import (
 )
 from multimac.view.models import fetch_model, model_named
 from multimac.view.progress import counting, working
-from multimac.view.terminal import Console
+from multimac.view.terminal import Console, fitting
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.check import check_manifest, check_usable, described
 from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
@@ -210,7 +210,7 @@ def _show(
     if as_json:
         print(json.dumps([one.record for one in measured], indent=2))
         return
-    console.print(rates_table(manifests, measured, CAPTIONS[measured[0].record["audio_context"]]))
+    console.print(fitting(console, rates_table(manifests, measured, CAPTIONS[measured[0].record["audio_context"]])))
     for line in differences:
         console.print(line, soft_wrap=True)
     alone = len({one.model for one in measured}) == 1

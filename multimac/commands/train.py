@@ -201,7 +201,8 @@ def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, 
     console.print(f"{job.name}: {job.profile.method} fine-tuning of {job.profile.base_model} on {hosts}")
     clips = sum(len(shard) for shard in prepared.shards)
     steps = f"{counted(prepared.steps_per_epoch, 'step')} an epoch, {prepared.total_steps} in all"
-    console.print(f"{counted(clips, 'clip')}, {steps}; run folder {run_dir}", soft_wrap=True)
+    console.print(f"{counted(clips, 'clip')}, {steps}")
+    console.print(f"run folder: {shown(run_dir)}", soft_wrap=True)
     for kind in ("validation", "test"):
         if job.origin.get(kind) == BESIDE:
             console.print(f"{kind}: {shown(getattr(job.profile, kind))}, found beside train", soft_wrap=True)

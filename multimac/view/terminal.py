@@ -39,6 +39,7 @@ def fitting(console: rich.console.Console, table: Table, *, heads: int = 1) -> R
         cells = [Text(": ").join((cell if isinstance(cell, Text) else Text(str(cell))).split("\n")) for cell in row]
         parts.append(Text(" ", "bold").join(filter(None, cells[:heads])))
         named = zip(table.columns[heads:], cells[heads:], strict=True)
-        told = [Text.assemble(f"{column.header} ", cell) for column, cell in named if cell]
-        parts.append(Padding(Text(", ", overflow="fold").join(told), (0, 0, 0, 2)))
-    return Group(*parts)
+        told = [Text.assemble(f"{column.header} ".replace("\n", " "), cell) for column, cell in named if cell]
+        if told:
+            parts.append(Padding(Text(", ", overflow="fold").join(told), (0, 0, 0, 2)))
+    return Group(*parts, *([Text(table.caption)] if isinstance(table.caption, str) else []))
