@@ -27,7 +27,6 @@ from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.errors import HostError, TunerError
 from whisper_tuner.eval.evaluation import Transcript
-from whisper_tuner.text import counted
 
 from .background import side_by_side
 
@@ -322,7 +321,7 @@ class _Host:
         self._decoder.write(json.dumps({"model": model, "clips": names}))
         texts = self._next("texts").get("texts")
         if not isinstance(texts, list) or len(texts) != len(group):
-            raise HostError(self.name, f"its decoder answers with no texts for {counted(len(group), 'clip')}")
+            raise HostError(self.name, f"its decoder answers with no texts for {len(group)} clips")
         return [_transcript(text, self.name) for text in texts]
 
     def _next(self, kind: str) -> dict:

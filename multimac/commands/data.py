@@ -50,14 +50,10 @@ def data_import(
         bool, Option("--keep-long", help="Keep clips over 30 s, for `data check --fix --model` to cut.")
     ] = False,
     split_off: Annotated[
-        bool,
-        Option("--split", help="Make the validation and test set where missing, each of a tenth of the clips each."),
+        bool, Option("--split", help="Make the missing validation and test sets, each of a tenth of the clips.")
     ] = False,
     outside: Annotated[
-        list[Path] | None,
-        Option(
-            "--outside", metavar="FOLDER", help="Folder outside of the source that may hold its audio; several times."
-        ),
+        list[Path] | None, Option("--outside", metavar="FOLDER", help="Another folder that may hold audio; repeatable.")
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print only what was found, as JSON.")] = False,
 ) -> ExitStatus:

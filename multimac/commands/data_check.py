@@ -84,9 +84,7 @@ def data_check(
     """Find what spoils training: bad audio, wrong texts, leaks between parts; exit status 4 if there are errors."""
     console = Console(stderr=as_json)
     if hosts and not model:
-        raise ConfigError(
-            "--hosts is for the model of --model, and there is none", remedy="Name one, or leave --hosts out."
-        )
+        raise ConfigError("--hosts needs --model", remedy="Name a model that the hosts run, or leave --hosts out.")
     helping = load_hosts(hosts).workers if hosts else ()
     asked = _asked(config, what, settings or (), language)
     into, corrections = fix_into and expanded(fix_into), fix.Corrections()
@@ -262,9 +260,7 @@ def _heard(
             texts.write(keys[part], found)
         heard |= heard_in(part, found)
     if len(together.counts) > 1:
-        console.print(
-            f"transcribed by: {', '.join(f'{name} {count}' for name, count in together.counts.items())} clips"
-        )
+        console.print(f"clips by: {', '.join(f'{name} {count}' for name, count in together.counts.items())}")
     return heard
 
 

@@ -29,9 +29,7 @@ STYLES = {Severity.OK: "green", Severity.SKIPPED: "dim", Severity.WARNING: "yell
 
 @command("doctor")
 def doctor(
-    deep: Annotated[
-        bool, Option("--deep", help="Also try the GPU, training with two ranks, and audio files; takes a minute.")
-    ] = False,
+    deep: Annotated[bool, Option("--deep", help="Also try the GPU, two ranks and audio files: a minute.")] = False,
     profile: Annotated[str, Option(help="Check what this profile needs, with batches as large as its own.")] = "",
     as_json: Annotated[bool, Option("--json", help="Print only the findings, as JSON.")] = False,
     config: Config = CONFIG,

@@ -116,9 +116,7 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
     longest = max((sample.duration_s for sample in draft.data.samples.get("train", ())), default=None)
     if not fits(model, method, batch, longest):  # no mistake: see distributed/worker/micro_batch.py
         needed = size(memory_needed(model, method, batch, longest))
-        what = (
-            f"A step of {counted(batch, 'clip')} would need {needed} of memory; this machine has {size(memory_here())}."
-        )
+        what = f"A step of {batch} clips would need {needed} of memory; this machine has {size(memory_here())}."
         what += " It is computed in smaller parts; the result is the same."
         console.print(what, style="yellow", soft_wrap=True)
     if "validation" in draft.data.samples and int(settings["epochs"]) > 1:
@@ -170,9 +168,7 @@ def _guessed(questions: Questions, draft: Draft, console: Console) -> str:
 
     [(code, count)] = Counter(found).most_common(1)
     name = LANGUAGES.get(code, code).title()
-    console.print(
-        f"A guess of this model: it sounds like {name} in {count} of {counted(len(found), 'clip')}.", markup=False
-    )
+    console.print(f"A guess of this model: it sounds like {name} in {count} of {len(found)} clips.", markup=False)
     return code if count > len(found) / 2 else ""
 
 

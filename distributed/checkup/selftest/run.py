@@ -32,7 +32,6 @@ from distributed.run_dir.log import read_events
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Hosts
 from whisper_tuner.config import ConfigFile
-from whisper_tuner.text import counted
 
 from . import machine, network
 from .asking import Asking, Desk, Place, ProbeLost
@@ -143,8 +142,7 @@ def _summary(run_dir: Path, letters: Mapping[str, str]) -> dict:
 
 
 def sent(report: dict) -> Finding:
-    files = counted(report["files"], "file")
-    return ok(f"{files} sent in {report['seconds']:.1f} s" if report["files"] else "up to date")
+    return ok(f"{report['files']} files sent in {report['seconds']:.1f} s" if report["files"] else "up to date")
 
 
 def demo(about: dict) -> list[Finding]:
