@@ -188,7 +188,7 @@ def _tested(run: RunSummary, test: Test, players: Players) -> Tested:
     return Tested(
         test=test,
         heard=heard,
-        verdict=f"After training less before: {test.change}." if test.difference else test.not_compared,
+        verdict=f"The change from before to after training: {test.change}." if test.difference else test.not_compared,
         scale=max([*highest, 1.0]),
     )
 

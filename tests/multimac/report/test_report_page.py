@@ -89,7 +89,7 @@ def test_a_finished_run(made):
     assert "training train.csv 2 0.1 min" in page.text and "test test.csv 4 0.2 min" in page.text
     assert re.search(r"epochs 7 5 passes.*batch_size 8 8 clips", page.text)
     assert "100.0 → 37.5 -62.5 points (4 clips): too few clips to tell" in page.text
-    assert "There are only 4 clips" in page.text and f"WER is in per cent, after {UNNAMED}." in page.text
+    assert "With so few clips, take" in page.text and f"WER is in per cent, after {UNNAMED}." in page.text
     assert "localhost mps (Apple M2) 40 100 % 8.0" in page.text
     assert "None. No host was lost" in page.text and "commit of this program 0123456789ab" in page.text
     assert [re.sub(r"^.*?: ", "", svg["aria-label"])[:45] for svg in page.all("svg")] == [
@@ -268,7 +268,7 @@ def test_no_errors_at_all(made):
     made.measured("final", same)
     page = page_of(made.write())
     assert "There is no error in any clip." in page.text and not page.all("audio")
-    assert "After training less before: +0.0 points (4 clips): too few clips to tell." in page.text
+    assert "The change from before to after training: +0.0 points (4 clips): too few clips to tell." in page.text
 
 
 def test_a_difference_that_may_be_chance_is_called_so(made):
@@ -281,7 +281,7 @@ def test_a_difference_that_may_be_chance_is_called_so(made):
     page = page_of(made.write())
     change = r"\+5\.6 points \(95 %: -\d.* to \+\d.*, 6 clips\): may be chance"
     assert re.search(rf"→ \d+\.\d {change} Word error rate", page.text)  # the headline
-    assert re.search(f"After training less before: {change}", page.text)
+    assert re.search(f"The change from before to after training: {change}", page.text)
 
 
 def test_other_test_sets_and_models_measured_on_other_clips(made):
