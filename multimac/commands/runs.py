@@ -116,7 +116,7 @@ def runs_compare(
     for number, run in enumerate(found):
         console.print(f"{run_tables.mark(number)} {run.id}", style="bold", soft_wrap=True)
     console.print()
-    console.print(fitting(console, run_tables.comparison(found, faster)))
+    console.print(fitting(console, run_tables.comparison(found, faster), folds=True))
     _print_block(console, run_tables.compared_losses(found, console.width - 1))
     return ExitStatus.OK
 

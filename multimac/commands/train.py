@@ -142,7 +142,7 @@ def distributed_train(
 
 def _named(profile: str) -> str:
     if not profile:
-        raise typer.BadParameter("name a profile, or a run with --resume", param_hint="PROFILE")
+        raise typer.BadParameter("name a profile, or a run with --resume.", param_hint="PROFILE")
     return profile
 
 

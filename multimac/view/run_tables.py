@@ -145,7 +145,7 @@ def comparison(runs: Sequence[RunSummary], speed_ups: Sequence[float | None]) ->
     for number in range(len(runs)):
         table.add_column(mark(number))
     known = [dict(facts(run, speed_up)) for run, speed_up in zip(runs, speed_ups, strict=True)]
-    for label in dict.fromkeys(label for pairs in known for label in pairs):
+    for label in dict.fromkeys(label for pairs in known for label in pairs if label not in ("model", "report")):
         table.add_row(label, *(pairs.get(label, "") for pairs in known))
     if found := differing(runs):
         table.add_section()

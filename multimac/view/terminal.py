@@ -26,14 +26,18 @@ class Console(rich.console.Console):
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
 
 
-def fitting(console: rich.console.Console, table: Table, *, heads: int = 1) -> RenderableType:
+def fitting(console: rich.console.Console, table: Table, *, heads: int = 1, folds: bool = False) -> RenderableType:
     """Return the table, or each row as a heading with its cells below it where the terminal is too narrow.
 
-    heads: how many cells are the heading.
+    heads: how many cells are the heading. folds: cells may take several lines instead, if no word is broken by that.
     """
     wide = console.options.update(max_width=10_000)
     if Measurement.get(console, wide, table).maximum <= console.width:
         return table
+    if folds:
+        words = {word for column in table.columns for cell in column.cells for word in str(cell).split()}
+        if words <= {*"".join(segment.text for segment in console.render(table)).split()}:
+            return table
     parts: list[RenderableType] = [Text(table.title, "bold")] if isinstance(table.title, str) else []
     for row in zip(*(column.cells for column in table.columns), strict=True):
         cells = [Text(": ").join((cell if isinstance(cell, Text) else Text(str(cell))).split("\n")) for cell in row]
