@@ -20,7 +20,7 @@ def counted(count: int, noun: str) -> str:
 def wer_verdict(between: Sequence[float], clips: int) -> str:
     """Judge the difference of two WERs by its interval of 95 %; "" where that is not known."""
     if 0 < clips < JUDGED_CLIPS:
-        return "too few clips to tell"
+        return "too few clips"
     if not between:
         return ""
     low, high = between

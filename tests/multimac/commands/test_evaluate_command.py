@@ -118,7 +118,7 @@ def test_the_table_and_the_worst_rows(few, capsys, tmp_path, monkeypatch):
 
 def test_clips_in_doubt_are_named_and_both_figures_stand(few, capsys, monkeypatch):
     """The first loops at first, the second is empty, and far too much is heard of the third."""
-    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("COLUMNS", "120")
 
     def heard(model, processor, samples, **_):
         said, loop = [sample.text for sample in samples], "on and " * 40

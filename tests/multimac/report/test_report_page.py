@@ -88,7 +88,7 @@ def test_a_finished_run(made):
     assert "112.5 → 37.5" not in page.text and "100.0 → 37.5" in page.text
     assert "training train.csv 2 0.1 min" in page.text and "test test.csv 4 0.2 min" in page.text
     assert re.search(r"epochs 7 5 passes.*batch_size 8 8 clips", page.text)
-    assert "100.0 → 37.5 -62.5 points (4 clips): too few clips to tell" in page.text
+    assert "100.0 → 37.5 -62.5 points (4 clips): too few clips" in page.text
     assert "With so few clips, take" in page.text and f"WER is in per cent, after {UNNAMED}." in page.text
     assert "localhost mps (Apple M2) 40 100 % 8.0" in page.text
     assert "None. No host was lost" in page.text and "commit of this program 0123456789ab" in page.text
@@ -268,7 +268,7 @@ def test_no_errors_at_all(made):
     made.measured("final", same)
     page = page_of(made.write())
     assert "There is no error in any clip." in page.text and not page.all("audio")
-    assert "The change from before to after training: +0.0 points (4 clips): too few clips to tell." in page.text
+    assert "The change from before to after training: +0.0 points (4 clips): too few clips." in page.text
 
 
 def test_a_difference_that_may_be_chance_is_called_so(made):
