@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import os
 import re
 import signal
@@ -65,7 +66,10 @@ def collect() -> None:
             defined = {**vars(options), "typer": typer, "ExitStatus": ExitStatus, "__name__": module}
             exec(compile(head, file, "exec", dont_inherit=True), defined)  # else typer evaluates each type
             *group, last = words.split()
-            (GROUPS[group[0]] if group else app).command(last)(loaded_when_called(defined[name]))
+            whole = loaded_when_called(defined[name])
+            summary = inspect.cleandoc(whole.__doc__ or "").split("\n\n")[0]
+            # In the list of commands it is wrapped then, not cut.
+            (GROUPS[group[0]] if group else app).command(last, short_help=summary)(whole)
 
 
 def loaded_when_called(head: Callable) -> Callable:
@@ -94,7 +98,7 @@ def common(
 
 
 for group, commands in GROUPS.items():
-    app.add_typer(commands, name=group)
+    app.add_typer(commands, name=group, short_help=commands.info.help)
 collect()
 
 
@@ -129,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def show(error: TunerError) -> ExitStatus:
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    typer.secho(harmless(f"error: {error}"), err=True, fg="red", color=False if plain else None)
+    typer.secho(harmless(f"error: {error.told}"), err=True, fg="red", color=False if plain else None)
     return error.exit_status
 
 

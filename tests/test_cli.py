@@ -61,6 +61,8 @@ def test_a_mistake_gets_one_message_and_its_exit_code(tmp_path, monkeypatch, arg
     assert done.returncode == EXIT[status], done.stdout + done.stderr
     assert words.lower() in done.stderr.lower()
     assert "Traceback" not in done.stderr
+    first = next(line for line in done.stderr.splitlines() if line.lower().startswith("error: "))
+    assert first[-1] in ".:?"
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir())
 
 
@@ -96,6 +98,7 @@ def test_every_command_knows_both_ways_to_ask_for_help(words, capsys):
         said.add(capsys.readouterr().out)
     [text] = said
     assert text.startswith(" ".join(["Usage: multimac", *words])) and "-h, --help" in text
+    assert "..." not in text.partition("Commands:")[2]  # what they are for is not cut
 
 
 def options_of(function: Callable) -> list[tuple]:

@@ -39,6 +39,12 @@ class TunerError(Exception):
         message = super().__str__()
         return f"{message}\n  {self.remedy}" if self.remedy else message
 
+    @property
+    def told(self) -> str:
+        """The text as it is shown: its first line ends in a full stop. A remedy may end in a command to copy."""
+        first, *more = str(self).split("\n", 1)
+        return "\n".join([first if first.endswith((".", ":", "?", "!")) else f"{first}.", *more])
+
 
 class ConfigError(TunerError):
     exit_status = ExitStatus.CONFIG

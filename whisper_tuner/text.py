@@ -1,20 +1,53 @@
-"""Counts, sizes, durations and the time left, as people read them; words of a text; JSON that anybody has written."""
+"""Counts, sizes, durations, changes of WER and the time left, as people read them; words of a text; JSON of anybody."""
 
 from __future__ import annotations
 
 import json
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 WORD = re.compile(r"[^\W_]+(?:['’ʼ-][^\W_]+)*")
 FIRST_S = 5.0  # before that a rate says little
+JUDGED_CLIPS = 6  # fewer tell nothing even if all become better: of 5, chance does that in 6 % of cases (sign test)
+CHANCE = "may be chance"
 
 
 def counted(count: int, noun: str) -> str:
     """Return such as 1 row, or 1,200 rows."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def wer_verdict(between: Sequence[float], clips: int) -> str:
+    """Judge the difference of two WERs by its interval of 95 %; "" where that is not known."""
+    if 0 < clips < JUDGED_CLIPS:
+        return "too few clips"
+    if not between:
+        return ""
+    low, high = between
+    if low <= 0 <= high:
+        return CHANCE if high > low else "no change"
+    return "better" if high < 0 else "worse"
+
+
+def wer_change(points: float, between: Sequence[float], clips: int) -> str:
+    """Tell the difference of two WERs, as `-11.9 points (95 %: -25.1 to +3.0, 9 clips): may be chance`.
+
+    between: the ends of the difference's interval, if they are known. clips: 0 if nobody knows.
+    """
+    interval = [f"95 %: {between[0]:+.1f} to {between[1]:+.1f}"] if between and clips >= JUDGED_CLIPS else []
+    known = ", ".join([*interval, *([counted(clips, "clip")] if clips else [])])
+    verdict = wer_verdict(between, clips)
+    return f"{points:+.1f} points" + (f" ({known})" if known else "") + (f": {verdict}" if verdict else "")
+
+
+def wer_told(before: float | None, after: float | None, between: Sequence[float] = (), clips: int = 0) -> str:
+    """Tell what training did to WER, as `26.2 -> 14.3: -11.9 points (...)`; see wer_change. "" if none was measured."""
+    rates = " -> ".join("?" if rate is None else f"{rate:.1f}" for rate in (before, after))
+    if before is None or after is None:
+        return "" if before is after else rates
+    return f"{rates}: {wer_change(after - before, between, clips)}"
 
 
 def size(count: float) -> str:

@@ -229,7 +229,7 @@ class Judge:
             yield self.problem("clock", what, remedy, severity=Severity.WARNING)
         if (differ := self.host.differ) and not self.sync:
             names = ", ".join(differ[:SHOWN]) + (", ..." if len(differ) > SHOWN else "")
-            what = f"{len(differ)} files of the code are missing or differ from the master's: {names}"
+            what = f"files of the code are missing or differ from the master's: {names}"
             yield self.problem("code", what, "Start without --no-sync, or run: multimac hosts sync PROFILE")
 
     def disk(self) -> Iterator[Finding]:

@@ -33,6 +33,7 @@ from distributed.ssh.machine import LocalMachine, Machine
 from whisper_tuner.data.audio_check import Stopped
 from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.errors import ConfigError, DataError, HostError, TunerError
+from whisper_tuner.text import counted
 
 from .findings import Finding, Severity
 from .judge import Judge, needs_of, read_own_files
@@ -87,7 +88,7 @@ class Report:
         if len(errors) == 1 and len(one.hosts) == 1:
             raise HostError(one.host, one.what, remedy=one.remedy)
         names = ", ".join(unique(name for problem in errors for name in problem.hosts))
-        count = "1 problem" if len(errors) == 1 else f"{len(errors)} problems"
+        count = counted(len(errors), "problem")
         raise HostError(names, f"{count}:\n{text}")
 
     @property
@@ -105,7 +106,7 @@ class Report:
 
     def summary(self) -> str:
         """Sum up in one line, for a run that goes on."""
-        text = f"{len(self.hosts)} hosts checked in {self.seconds:.1f} s"
+        text = f"{counted(len(self.hosts), 'host')} checked in {self.seconds:.1f} s"
         slowest = min((pair for pair in self.pairs if pair.mbit), key=lambda pair: pair.mbit or 0.0, default=None)
         if slowest:
             speed = f"{slowest.mbit:.0f} Mbit/s, {(slowest.latency_s or 0.0) * 1000:.1f} ms"

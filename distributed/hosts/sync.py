@@ -22,7 +22,7 @@ from distributed.ssh.connection import Remote
 from distributed.ssh.machine import on_each
 from whisper_tuner.errors import DataError, HostError
 from whisper_tuner.files import is_below, write_atomically
-from whisper_tuner.text import parse_json
+from whisper_tuner.text import counted, parse_json
 
 from .agent_call import agent_call
 from .paths import MADE_BY, PROJECT, REMOTE_LISTS, REMOTE_WHEELS, STORE, SyncItem
@@ -249,10 +249,10 @@ class _HostSync:
         if state["taken"]:
             raise taken(self.remote.name, state["taken"], root)
         if state["foreign"]:
-            names = ", ".join(state["foreign"][:3])
+            files, names = counted(len(state["foreign"]), "file"), ", ".join(state["foreign"][:3])
             raise HostError(
                 self.remote.name,
-                f"{root} holds {len(state['foreign'])} files that no sync put there, and that differ: {names}",
+                f"{root} holds {files} that no sync put there, and that differ: {names}",
                 remedy='Move that folder away, or give this host another "project_path" in the hosts file.',
             )
         return state

@@ -28,7 +28,7 @@ from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import RunError
 from whisper_tuner.eval.evaluation import Evaluation, Transcript, compared, generation_settings
-from whisper_tuner.eval.predictions import PREDICTIONS, write_predictions
+from whisper_tuner.eval.predictions import PREDICTIONS, difference, write_predictions
 from whisper_tuner.eval.text_cache import Decoding, TextCache
 from whisper_tuner.export.final import load_model
 from whisper_tuner.fact_store import FactStore
@@ -60,7 +60,9 @@ def evaluate_run(
 
     helpers: ranks on other hosts, which transcribe too once more than worth_s is left to do.
     """
-    lock, profile, folder, figures = threading.Lock(), spec.profile, Path(spec.run_dir), {}
+    lock, profile, folder = threading.Lock(), spec.profile, Path(spec.run_dir)
+    figures: dict[str, dict] = {}
+    measured: dict[str, Evaluation] = {}
     assert profile
 
     def tell(event: dict) -> None:
@@ -76,8 +78,16 @@ def evaluate_run(
         for when, result, counts in evaluations:
             for problem in result.problems:
                 tell({"type": "problem", "what": str(problem)})
+            if when == BEFORE and not result.normalized.words:
+                tell(
+                    {"type": "warning", "what": "no test clip has a text: WER counts only words that a model makes up"}
+                )
             write_predictions(folder / "evaluation" / test.stem / NAMES[when] / PREDICTIONS, result.rows)
-            figures[when] = summary(result)
+            measured[when], figures[when] = result, summary(result)
+            if when == AFTER:
+                figures[when]["before"] = figures[BEFORE]["wer"]
+                if found := difference(result.rows, measured[BEFORE].rows):
+                    figures[when]["wer_difference"] = [round(found.low, 4), round(found.high, 4)]
             by_machine = {"clips_of": counts} if len(counts) > 1 else {}
             tell({"type": "evaluation", "when": when, **figures[when], "cached": result.cached, **by_machine})
     write_atomically(folder / "wer.json", json.dumps(figures, indent=2) + "\n")

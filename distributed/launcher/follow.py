@@ -131,7 +131,7 @@ def follow(run_dir: Path, launch: Starter, screen: Screen, *, position: int = 0)
         return ExitStatus.INTERRUPTED
     if view.end is None:
         raise RunError(
-            f"the launcher ended without a word (status {launcher.returncode})",
+            f"the launcher ended without saying why (status {launcher.returncode})",
             remedy=f"See what it has and how to go on: multimac runs show {run_dir.name}. "
             f"Its output: {run_dir / 'launcher.log'}",
         )

@@ -16,7 +16,7 @@ from exogym.strategy import (
     StrategyConfig,
 )
 from whisper_tuner.data.steps import worked_part
-from whisper_tuner.text import size
+from whisper_tuner.text import counted, size
 
 from .job import Job
 
@@ -180,10 +180,10 @@ def _told(config: DiLoCoConfig, conditions: Conditions) -> str:
     measured, exchange_s = conditions.measured, conditions.exchange_s(config)
     round_s = f"{config.H * conditions.step_s:.1f} s{'' if measured.step_s else ' (assumed)'}"
     rate = f"{conditions.bytes_s * 8e-6:.0f} Mbit/s{'' if measured.bytes_s else ' (assumed)'}"
-    sent = f"{size(conditions.round_bytes(config))} as {config.wire}"
-    parts = [f"rounds of {config.H} steps, {round_s}; in each a host sends {sent}, {exchange_s:.1f} s at {rate}"]
+    sent = f"in each a host sends {size(conditions.round_bytes(config))} as {config.wire}, {exchange_s:.1f} s at {rate}"
+    parts = [f"rounds of {counted(config.H, 'step')}, {round_s}; {sent}"]
     if config.overlap_steps:
-        parts[0] += f", while {config.overlap_steps} steps are made"
+        parts[0] += f", during {counted(config.overlap_steps, 'step')} of training"
     if config.share_moments:
         parts.append("hosts share Adam's second moments")
     if config.scale_lr:

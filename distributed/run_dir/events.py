@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 
 from exogym.config import kind_of
 from whisper_tuner.errors import ExitStatus
+from whisper_tuner.text import wer_told
 
 MOST = 1e15  # of bytes, steps or seconds: no run comes near it, and sums of such numbers stay finite
 UNNAMED = "Whisper's text normaliser, in an unknown version"  # of runs from before normalisers were named
@@ -20,6 +21,7 @@ APART = (
 )
 Names = Sequence[str]
 Pairs = Sequence[Sequence[str]]
+Ends = Sequence[float]  # of an interval; or none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +65,9 @@ class Event:
     model: str = ""
     when: str = ""
     wer: float = 0.0
+    before: float | None = None
+    wer_difference: Ends = ()
+    clips: int = 0
     normalizer: str = UNNAMED
     status: ExitStatus = ExitStatus.OK
     message: str = ""
@@ -142,9 +147,16 @@ TYPES = {
     "model": Type("path", lambda e: f"model: {e.path}"),
     "report": Type("path", lambda e: f"report: {e.path}"),
     "evaluating": Type("model done total"),
-    "evaluation": Type("when wer normalizer?", lambda e: f"WER {e.when}: {e.wer:.1f} ({e.normalizer})"),
+    "evaluation": Type("when wer normalizer? before? wer_difference? clips?", lambda e: _wer_line(e)),
     "end": Type("status message"),
 }
+
+
+def _wer_line(event: Event) -> str:
+    line = f"WER {event.when}: {event.wer:.1f} ({event.normalizer})"
+    if event.before is None:
+        return line
+    return f"{line}\nWER {wer_told(event.before, event.wer, event.wer_difference, event.clips)}"
 
 
 def _is_names(value: Any) -> bool:
@@ -160,6 +172,7 @@ CHECKS: dict[Any, Callable[[Any], bool]] = {
     float: lambda value: type(value) in (int, float) and abs(value) < MOST,
     Names: _is_names,
     Pairs: lambda value: isinstance(value, list) and all(_is_names(pair) and len(pair) == 2 for pair in value),
+    Ends: lambda value: isinstance(value, list) and len(value) == 2 and all(map(CHECKS[float], value)),
     ExitStatus: lambda value: type(value) is int and value in set(ExitStatus),
 }
 

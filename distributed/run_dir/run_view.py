@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from whisper_tuner.text import FIRST_S, Pace, duration
+from whisper_tuner.text import FIRST_S, Pace, counted, duration
 
 from .events import TYPES, Event
 
@@ -135,4 +135,4 @@ class RunView:
 
 def _how_far(pace: Pace, event: Event) -> str:
     left = pace.left(event.time, event.done, event.total)
-    return f"{event.done}/{event.total} clips" + (f", {duration(left)} left" if left else "")
+    return f"{event.done}/{counted(event.total, 'clip')}" + (f", {duration(left)} left" if left else "")

@@ -20,7 +20,7 @@ from .log import Attempt, RunEvents, scan
 REPORT = "report.html"  # in the run's folder
 RUNNING, FINISHED, INTERRUPTED, FAILED, BROKEN = "running", "finished", "interrupted", "failed", "broken"
 RECOVERED = "recovered"  # by `runs recover`, without the run.json of the master that is gone
-NO_LAST_WORD = "the launcher ended without a last word (killed, or the machine went down)"
+NO_LAST_WORD = "the launcher ended without saying why (it was killed, or the machine went down)"
 NO_RUN_JSON = "there is no run.json: it is being prepared, or was given up before it started"
 ONLY_A_MODEL = "its model was built by `runs recover`; what was asked and what happened is not in this folder"
 NOT_AS_WRITTEN = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)  # by a damaged JSON file
@@ -90,6 +90,8 @@ class RunSummary:
     attempts: int = 0
     wer_before: float | None = None
     wer_after: float | None = None
+    wer_difference: tuple[float, ...] = ()  # the ends of the interval of 95 % of after less before, if they are known
+    clips_tested: int = 0
     normalizers: tuple[str, ...] = ()  # that WER was measured with
     model: Path | None = None
     report: Path | None = None
@@ -247,6 +249,7 @@ def figures(events: RunEvents) -> dict[str, Any]:
     planned = [event for event in others if event.type == "plan"] or events.of_type("start")
     measured = {event.when: event for event in events.of_type("evaluation")}
     rates = {when: event.wer for when, event in measured.items()}
+    after = measured.get("after")
     return {
         "steps": max((step.step for step in steps), default=0),
         "total_steps": planned[-1].total_steps if planned else 0,
@@ -260,6 +263,8 @@ def figures(events: RunEvents) -> dict[str, Any]:
         "attempts": len(events.attempts),
         "wer_before": rates.get("before"),
         "wer_after": rates.get("after"),
+        "wer_difference": tuple(after.wer_difference) if after else (),
+        "clips_tested": after.clips if after else 0,
         "normalizers": tuple(dict.fromkeys(event.normalizer for event in measured.values())),
         "problems": tuple(dict.fromkeys(event.line for event in events.of_type("problem", "warning"))),
         "per_host": tuple(hosts),

@@ -69,7 +69,7 @@ def known_keys(name: str, files: Iterable[Path]) -> list[Entry]:
         try:
             done = subprocess.run(["ssh-keygen", "-F", name, "-f", str(file)], capture_output=True, timeout=20)
         except FileNotFoundError as error:
-            raise MissingProgram("ssh-keygen is not installed", remedy="apt-get install openssh-client") from error
+            raise MissingProgram("ssh-keygen is not installed", remedy="Run: apt-get install openssh-client") from error
         except subprocess.TimeoutExpired as error:
             remedy = "Is it on a network drive that does not answer?"
             raise HostError(name, f"ssh-keygen does not finish reading {file}", remedy=remedy) from error

@@ -130,7 +130,7 @@ def _ask_ssh(host: Host) -> dict[str, list[str]]:
             errors="surrogateescape",
         )
     except FileNotFoundError as error:
-        raise MissingProgram("ssh is not installed", remedy="apt-get install openssh-client") from error
+        raise MissingProgram("ssh is not installed", remedy="Run: apt-get install openssh-client") from error
     except subprocess.TimeoutExpired as error:
         raise HostError(host.address, "`ssh -G` does not answer", remedy="Look for a slow Match exec.") from error
     if result.returncode:

@@ -21,7 +21,7 @@ from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.errors import RunError
 from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import AFTER_A_STEP_BYTES, CUDA_AFTER_A_STEP_BYTES, CUDA_CONTEXT, FLOAT, STAGED
-from whisper_tuner.text import size
+from whisper_tuner.text import counted, size
 
 from .whisper_wrapper import WhisperModelWrapper
 
@@ -174,7 +174,7 @@ def fit_into_memory(
     needed = needs.of(whole) + later
     if max(1, at_once) < whole:
         train.layout = train.layout.within(max(1, at_once) * positions(*longest))
-        what = f"{whole} clips of {clip_s:.1f} s at once would need {size(needed)} of memory"
+        what = f"{counted(whole, 'clip')} of {clip_s:.1f} s at once would need {size(needed)} of memory"
         but = f"but this worker's share is {size(share.bytes)}{share.among()}"
         events({"type": "warning", "what": f"{what}, {but}: it computes {train.at_once(*longest)} at a time"})
     if validation:

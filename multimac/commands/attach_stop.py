@@ -73,7 +73,7 @@ def runs_stop(
     runs_dir: RunsDir = None,
     config: Config = CONFIG,
 ) -> ExitStatus:
-    """Stop a run once it has finished its step, agreed and saved; it can be resumed."""
+    """Let a run finish its step, save and stop; it can be resumed."""
     run_dir, launcher = _going_on(folders_of(config, runs_dir), run)
     console = Console()
     for _ in range(2 if now else 1):

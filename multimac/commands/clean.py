@@ -28,7 +28,7 @@ def runs_clean(
     yes: Annotated[bool, Option("--yes", help="Remove what is listed.")] = False,
     keep: Annotated[int, Option(min=0, help="Keep this many of the newest runs.")] = 0,
     older_than: Annotated[str, Option(help="Only runs that ended longer ago than this: 12h, 7d, 2w.")] = "",
-    cache: Annotated[bool, Option("--cache", help="Only what can be computed anew, .multimac/cache.")] = False,
+    cache: Annotated[bool, Option("--cache", help="Only .multimac/cache, which can be computed anew.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print only the list, as JSON.")] = False,
     runs_dir: RunsDir = None,
     config: Config = CONFIG,
@@ -69,7 +69,7 @@ def runs_clean(
     elif not failed:
         console.print(f"removed, {total} freed")
     for error in failed[1:]:
-        console.print(str(error), style="red")
+        console.print(error.told, style="red")
     if failed:
         raise failed[0]
     return ExitStatus.OK

@@ -6,13 +6,14 @@ import dataclasses
 import json
 from typing import Annotated, Any
 
-from rich.table import Table
+from rich.padding import Padding
+from rich.text import Text
 from typer import Argument, Option
 
 from distributed.plan.automatic import open_settings
 from distributed.plan.job import FROM_PROFILE, resolve
 from multimac.view.run_tables import as_text
-from multimac.view.terminal import USUAL_WIDTH, Console, fitting
+from multimac.view.terminal import Console
 from whisper_tuner.config import KINDS, ConfigFile
 from whisper_tuner.errors import ExitStatus
 
@@ -33,12 +34,11 @@ def config_show(
         told = _settings(file, name) if name else {kind: file.names(kind) for kind in KINDS}
         print(json.dumps(told, indent=2, default=str))
     elif name:
-        table = Table(title=f"{name} ({config})", header_style="bold")
-        for column in COLUMNS:
-            table.add_column(column, overflow="fold", no_wrap=column == COLUMNS[0])
+        console.print(f"{name} ({config})", style="bold")
         for row in _settings(file, name):
-            table.add_row(*map(as_text, row.values()))
-        console.print(fitting(console, table, below=USUAL_WIDTH))
+            setting, value, origin, meaning = map(as_text, row.values())
+            console.print(Text.assemble((f"{setting} = {value}" if value else setting, "bold"), f"  ({origin})"))
+            console.print(Padding(meaning, (0, 0, 0, 2)), highlight=False)
     else:
         for kind in KINDS:
             console.print(f"{kind}: {', '.join(file.names(kind)) or 'none'}", highlight=False)

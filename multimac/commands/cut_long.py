@@ -16,6 +16,7 @@ from whisper_tuner.data.checks.fix import BLACKLIST, CLIPS, Corrections, Cuts
 from whisper_tuner.data.checks.material import TEST, Material, Row
 from whisper_tuner.data.checks.text import repaired
 from whisper_tuner.fact_store import CACHE, FactStore
+from whisper_tuner.text import counted
 
 if TYPE_CHECKING:
     from whisper_tuner.data.labels import TokenLimit
@@ -78,7 +79,7 @@ def told_of(long: Sequence[Row], cuts: Cuts) -> Iterator[str]:
     """Tell what became of the rows."""
     pieces = [found for found in cuts.values() if not isinstance(found, str)]
     made = sum(map(len, pieces))
-    yield f"{len(pieces)} of {len(long)} clips that are too long were cut at pauses, into {made}."
+    yield f"Too long: {counted(len(long), 'clip')}. Cut at pauses: {len(pieces)}, into {made}."
     refused = [(row, why) for row in long if isinstance(why := cuts[row.part, row.sample.line], str)]
     for row, why in refused[:TOLD]:
         yield f"{row.place} was not cut: {why}."

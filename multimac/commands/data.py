@@ -55,16 +55,19 @@ def data_import(
         bool, Option("--keep-long", help="Keep clips over 30 s, for `data check --fix --model` to cut.")
     ] = False,
     split_off: Annotated[
-        bool, Option("--split", help="Make the missing ones of validation and test of a tenth of the clips each.")
+        bool, Option("--split", help="Make the missing validation and test sets, each of a tenth of the clips.")
     ] = False,
     outside: Annotated[
-        list[Path] | None, Option("--outside", metavar="FOLDER", help="Its audio may lie there, too; repeatable.")
+        list[Path] | None, Option("--outside", metavar="FOLDER", help="Another folder that may hold audio; repeatable.")
     ] = None,
     save: Annotated[str, Option("--save", metavar="NAME", help="Write [dataset:NAME] into config.ini.")] = "",
     as_json: Annotated[bool, Option("--json", help="Print only what was found, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
-    """Read recordings of any usual layout, and write manifests for config.ini. If stopped, run it again to go on."""
+    """Read recordings of any usual layout, and write manifests for config.ini.
+
+    The same command continues an import that was stopped.
+    """
     if delimiter and delimiter not in DELIMITERS:
         what = f"--delimiter {delimiter}: no such delimiter{nearest(delimiter, DELIMITERS)}"
         raise ConfigError(what, remedy=f"Known: {', '.join(DELIMITERS)}.")

@@ -38,6 +38,7 @@ from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.files import check_writable, expanded, shown
 from whisper_tuner.hub import base_of, is_adapter
 from whisper_tuner.languages import language_code, text_language
+from whisper_tuner.text import counted
 
 from .cut_long import cut_long, long_clips, told_of
 from .options import CONFIG, MODEL, Config, Language, Set, command
@@ -68,9 +69,9 @@ def data_check(
         list[str],
         Argument(metavar="PROFILE|MANIFEST...", help="A [profile:NAME] with all its manifests, or manifests."),
     ],
-    model: Annotated[str, Option("--model", help=f"Show what it hears otherwise, and cut by it. {MODEL}")] = "",
+    model: Annotated[str, Option("--model", help=f"Compare texts with what this model writes. {MODEL}")] = "",
     hosts: Annotated[
-        Path | None, Option("--hosts", metavar="FILE", help="Hosts that hear clips too, with --model.")
+        Path | None, Option("--hosts", metavar="FILE", help="With --model: hosts that transcribe clips, too.")
     ] = None,
     fix_into: Annotated[
         Path | None, Option("--fix", metavar="NAME", help="Folder for new manifests without what was found.")
@@ -84,7 +85,7 @@ def data_check(
     """Find what spoils training: bad audio, wrong texts, leaks between parts; exit status 4 if there are errors."""
     console = Console(stderr=as_json)
     if hosts and not model:
-        raise ConfigError("--hosts: there is nothing for hosts to do", remedy="Name a model to be heard: --model MODEL")
+        raise ConfigError("--hosts needs --model", remedy="Name a model that the hosts run, or leave --hosts out.")
     helping = load_hosts(hosts).workers if hosts else ()
     asked = _asked(config, what, settings or (), language)
     into, corrections = fix_into and expanded(fix_into), fix.Corrections()
@@ -247,7 +248,7 @@ def _heard(
     model, processor = load()
     listening = Listening(name=name, model=model, processor=processor, language=language, task=task)
     count, began = sum(len(one.samples) for one in unknown.values()), time.perf_counter()
-    with counting(console, f"{name[-30:]} hears the clips", count) as told:
+    with counting(console, f"{name[-30:]} transcribes the clips", count) as told:
         together = hear_together(
             listening,
             unknown,
@@ -263,14 +264,14 @@ def _heard(
             texts.write(keys[part], found)
         heard |= heard_in(part, found)
     if len(together.counts) > 1:
-        console.print(f"heard by: {', '.join(f'{name} {count}' for name, count in together.counts.items())} clips")
+        console.print(f"clips by: {', '.join(f'{name} {count}' for name, count in together.counts.items())}")
     return heard
 
 
 def _about_model(material: Material) -> Iterator[str]:
     if (usual := usual_cer(material)) > USELESS:
         what = f"The model does not know this speech well (the median CER is {100 * usual:.0f} %)"
-        yield f"{what}: where it hears something else is listed in the report, and counts as no finding."
+        yield f"{what}: the report lists where it differs from your texts, but not as findings."
 
 
 def _most_contradicted(material: Material) -> list[tuple[Finding, str, float]]:
@@ -283,7 +284,9 @@ def _write(console: Console, result: fix.Fixed, folder: Path, corrections: fix.C
     written = fix.write(result, folder, corrections)
     for part, path in written.items():
         counts = ", ".join(f"{count} {change}" for change, count in result.counted(part).items()) or "nothing changed"
-        console.print(f"{shown(path.absolute())}: {len(result.samples[part]):,} rows ({counts})", soft_wrap=True)
+        console.print(
+            f"{shown(path.absolute())}: {counted(len(result.samples[part]), 'row')} ({counts})", soft_wrap=True
+        )
     for note in result.notes:
         console.print(note)
     if result.unknown:

@@ -30,8 +30,8 @@ STYLES = {Severity.OK: "green", Severity.SKIPPED: "dim", Severity.WARNING: "yell
 
 @command("doctor")
 def doctor(
-    deep: Annotated[bool, Option("--deep", help="Also run the GPU, copies, ranks and audio: a minute.")] = False,
-    profile: Annotated[str, Option(help="Check what this profile needs, at its batch shapes.")] = "",
+    deep: Annotated[bool, Option("--deep", help="Also try the GPU, two ranks and audio files: a minute.")] = False,
+    profile: Annotated[str, Option(help="Check what this profile needs, with batches as large as its own.")] = "",
     hosts: Annotated[bool, Option("--hosts", help="Also check SSH, network and firewall, as hosts need them.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print only the findings, as JSON.")] = False,
     config: Config = CONFIG,

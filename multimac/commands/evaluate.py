@@ -26,14 +26,14 @@ from multimac.view.error_rates import (
 )
 from multimac.view.models import fetch_model, model_named
 from multimac.view.progress import counting, working
-from multimac.view.terminal import Console
+from multimac.view.terminal import Console, fitting
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.check import check_manifest, check_usable, described
 from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import ConfigError, ExitStatus
-from whisper_tuner.eval.predictions import PREDICTIONS, counts, write_predictions
-from whisper_tuner.eval.wer import Interval, wer_difference, wer_interval
+from whisper_tuner.eval.predictions import PREDICTIONS, counts, difference, write_predictions
+from whisper_tuner.eval.wer import Interval, wer_interval
 from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.files import check_writable
 from whisper_tuner.languages import language_code
@@ -60,7 +60,7 @@ def evaluate(
     batch_size: Annotated[int, Option(min=1, help="Clips at a time.")] = 8,
     audio_context: Annotated[
         str,
-        Option(help="full: pad to 30 s, as other programs do; cropped: to compare."),
+        Option(help="full: pad clips to 30 s, as other programs do; cropped: not, to compare."),
     ] = "full",
     fallback: Annotated[
         bool, Option(help="Decode again what repeats itself or is improbable, as OpenAI's program does.")
@@ -71,7 +71,7 @@ def evaluate(
     as_json: Annotated[bool, Option("--json", help="Print only the figures, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
-    """Measure WER and CER of models on test sets, and save what they heard."""
+    """Measure WER and CER of models on test sets, and save their transcripts."""
     if audio_context not in CAPTIONS:
         what = f"--audio-context {audio_context}: no such audio context{nearest(audio_context, CAPTIONS)}"
         raise ConfigError(what, remedy=f"Known: {', '.join(CAPTIONS)}.")
@@ -215,7 +215,7 @@ def _show(
     if as_json:
         print(json.dumps([one.record for one in measured], indent=2))
         return
-    console.print(rates_table(manifests, measured, CAPTIONS[measured[0].record["audio_context"]]))
+    console.print(fitting(console, rates_table(manifests, measured, CAPTIONS[measured[0].record["audio_context"]])))
     for line in differences:
         console.print(line, soft_wrap=True)
     alone = len({one.model for one in measured}) == 1
@@ -235,12 +235,11 @@ def _differences(measured: Sequence[Measured]) -> list[str]:
     first: dict[Path, Measured] = {}
     for one in measured:
         reference = first.setdefault(one.manifest.path, one)
-        if one is reference or one.ids != reference.ids:  # a clip that only one of them could read
-            continue
-        if found := wer_difference(counts(one.predictions), counts(reference.predictions)):
+        if one is not reference and (found := difference(one.predictions, reference.predictions)):
             one.record["against"] = {"model": reference.model.path, "p": round(found.p, 4)}
             one.record["against"] |= {name: round(getattr(found, name), 2) for name in ("points", "low", "high")}
-            lines.append(f"{one.model.name} on {one.manifest.path.name}: WER {found}, against {reference.model.name}")
+            lines.append(f"{one.model.name} against {reference.model.name}, on {one.manifest.path.name}:")
+            lines.append(f"  WER {reference.record['wer']:.1f} -> {one.record['wer']:.1f}: {found}")
     return lines
 
 

@@ -30,7 +30,7 @@ from whisper_tuner.eval.wer import wer_difference, wer_interval
 from whisper_tuner.export.formats import Format, Merged, Speech, chosen
 from whisper_tuner.files import check_writable, shown
 from whisper_tuner.languages import language_code
-from whisper_tuner.text import size
+from whisper_tuner.text import counted, size
 
 from .options import CONFIG, MODEL, Config, Language, command
 
@@ -70,7 +70,7 @@ def export(
     as_json: Annotated[bool, Option("--json", help="Print only folders and figures, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
-    """Write a trained model, adapters merged, as other programs load it."""
+    """Write a trained model, adapters merged, in the format of another program."""
     console = Console(stderr=as_json)
     wanted = chosen(to, precision)
     for which, how in wanted:
@@ -193,7 +193,7 @@ def _verified(
 def _table(verified: Verified) -> Table:
     clips, reference = len(verified.manifest.samples), verified.alike["float32"]
     caption = f"WER after {reference.normalizers[0]}"
-    table = Table(header_style="bold", title=f"{verified.manifest.path}: {clips} clips", caption=caption)
+    table = Table(header_style="bold", title=f"{verified.manifest.path}: {counted(clips, 'clip')}", caption=caption)
     for column in ("", "WER", "95 %", "points more", "95 %", "size", "audio s/s"):
         table.add_column(column, justify="left" if not column else "right", overflow="fold")
     table.add_row(BEFORE, *_rates(reference))

@@ -97,7 +97,7 @@ def hosts_remove(
     hosts: HostsFile = HOSTS,
     as_json: Annotated[bool, Option("--json", help="Print only what was found, as JSON.")] = False,
 ) -> ExitStatus:
-    """Show what the hosts hold of ours, with sizes, and with --yes remove it."""
+    """Show which files of this program the hosts hold, and with --yes remove them."""
     console = Console(stderr=as_json)
     workers = {worker.address: worker for worker in load_hosts(hosts).workers}
     if host and host not in workers:

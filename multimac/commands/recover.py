@@ -60,7 +60,7 @@ def runs_recover(run: Run = "last", hosts: HostsFile = HOSTS) -> ExitStatus:
                 stack.enter_context(hosts_awake([remote]))
                 machines.append((remote, remote.project))
             except HostError as error:
-                console.print(str(error))
+                console.print(error.told)
         final = recover(run, machines, PROJECT, console.print)
     console.print(f"model: {final}")
     print_next(console, read_run(final.parent))

@@ -13,7 +13,7 @@ from distributed.run_dir.find import find_run, run_dirs, speed_ups
 from distributed.run_dir.summary import BROKEN, FAILED, INTERRUPTED, RECOVERED, RunSummary, read_run
 from multimac.view import run_tables
 from multimac.view.models import folders_of
-from multimac.view.terminal import USUAL_WIDTH, Console, fitting
+from multimac.view.terminal import Console, fitting
 from whisper_tuner.errors import ConfigError, ExitStatus
 
 from .options import CONFIG, Config, Run, RunsDir, command
@@ -44,7 +44,7 @@ def runs_list(
     if not rows:
         console.print(f"no run in {', '.join(map(str, folders))}")
         return ExitStatus.OK
-    console.print(fitting(console, run_tables.list_table(rows, console.width), below=USUAL_WIDTH))
+    console.print(fitting(console, run_tables.list_table(rows, console.width)))
     for run in runs:
         if run.state == BROKEN:
             console.print(f"{run.id}: {run.message}", style="red", soft_wrap=True)
@@ -113,7 +113,10 @@ def runs_compare(
         whole = [to_json(*pair, whole=True) for pair in zip(found, faster, strict=True)]
         print(json.dumps({"runs": whole, "settings that differ": run_tables.differing(found)}, indent=2, default=str))
         return ExitStatus.OK
-    console.print(run_tables.comparison(found, faster))
+    for number, run in enumerate(found):
+        console.print(f"{run_tables.mark(number)} {run.id}", style="bold", soft_wrap=True)
+    console.print()
+    console.print(fitting(console, run_tables.comparison(found, faster), folds=True))
     _print_block(console, run_tables.compared_losses(found, console.width - 1))
     return ExitStatus.OK
 

@@ -37,7 +37,7 @@ VERDICT_WIDTH, NAME_WIDTH = 9, 22
 def selftest(
     hosts: Annotated[Path | None, Option("--hosts", help="Hosts file. [default: this machine alone]")] = None,
     out: Annotated[Path, Option(help="Where to write the report.")] = Path("report.json"),
-    lid: Annotated[bool, Option("--lid", help="Then watch for a minute in which you close a lid.")] = False,
+    lid: Annotated[bool, Option("--lid", help="At the end, watch for a minute while you close a lid.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print only the report, as JSON.")] = False,
 ) -> ExitStatus:
     """Check what this program assumes of your machines: about 5 minutes, with a report to send us."""

@@ -36,7 +36,7 @@ from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.data.importing import allowed, outside_of
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
 from whisper_tuner.files import shown
-from whisper_tuner.text import duration, size
+from whisper_tuner.text import counted, duration, size
 
 from .attach_stop import start
 from .options import CONFIG, Config, Detach, Resume, Set, command
@@ -142,7 +142,7 @@ def distributed_train(
 
 def _named(profile: str) -> str:
     if not profile:
-        raise typer.BadParameter("name a profile, or a run with --resume", param_hint="PROFILE")
+        raise typer.BadParameter("name a profile, or a run with --resume.", param_hint="PROFILE")
     return profile
 
 
@@ -200,8 +200,9 @@ def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, 
     hosts = ", ".join(rank.label for rank in prepared.launch.ranks)
     console.print(f"{job.name}: {job.profile.method} fine-tuning of {job.profile.base_model} on {hosts}")
     clips = sum(len(shard) for shard in prepared.shards)
-    steps = f"{prepared.steps_per_epoch} steps an epoch, {prepared.total_steps} in all"
-    console.print(f"{clips} clips, {steps}; run folder {run_dir}", soft_wrap=True)
+    steps = f"{counted(prepared.steps_per_epoch, 'step')} an epoch, {prepared.total_steps} in all"
+    console.print(f"{counted(clips, 'clip')}, {steps}")
+    console.print(f"run folder: {shown(run_dir)}", soft_wrap=True)
     for kind in ("validation", "test"):
         if job.origin.get(kind) == BESIDE:
             console.print(f"{kind}: {shown(getattr(job.profile, kind))}, found beside train", soft_wrap=True)
@@ -233,8 +234,8 @@ def _show_plan(console: Console, prepared: Prepared, to_send: Mapping[str, tuple
     """to_send: files and bytes, by host; empty with --no-sync, which looks at no files."""
     for rank, shard in zip(prepared.launch.ranks, prepared.shards, strict=True):
         seconds = sum(sample.duration_s for sample in shard)
-        what = f"{rank.label}: {len(shard)} clips, {duration(seconds)} of speech"
+        what = f"{rank.label}: {counted(len(shard), 'clip')}, {duration(seconds)} of speech"
         if rank.label in to_send:
             files, total = to_send[rank.label]
-            what += f"; {files} files to send, {size(total)}" if files else "; has everything"
+            what += f"; {counted(files, 'file')} to send, {size(total)}" if files else "; has everything"
         console.print(what, soft_wrap=True)

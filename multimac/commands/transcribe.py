@@ -24,7 +24,7 @@ from whisper_tuner.eval.subtitles import SUFFIXES, rendered
 from whisper_tuner.files import AUDIO_SUFFIXES, beside, check_writable, write_shared
 from whisper_tuner.interrupts import as_ctrl_c
 from whisper_tuner.languages import language_code
-from whisper_tuner.text import harmless
+from whisper_tuner.text import counted, harmless
 
 from .options import CONFIG, MODEL, Config, Language, command
 
@@ -41,7 +41,7 @@ def transcribe(
     model: Annotated[str, Option("--model", help=MODEL)],
     form: Annotated[str, Option("--format", help="text, srt, vtt or json.")] = "text",
     words: Annotated[
-        bool, Option("--words", help="When each word is said: in JSON, and for the times of subtitles.")
+        bool, Option("--words", help="Tell when each word is said: in JSON, and for the times of subtitles.")
     ] = False,
     out: Annotated[Path | None, Option(help="Folder for the files. [default: beside each recording]")] = None,
     language: Language = "",
@@ -112,7 +112,7 @@ def _transcribe_all(
                 console.print(f"not transcribed: {told}", soft_wrap=True)
             bar.remove_task(task)
     if failed and len(written) > 1:
-        console.print(f"{len(written) - failed} of {len(written)} recordings transcribed")
+        console.print(f"{len(written) - failed} of {counted(len(written), 'recording')} transcribed")
     return ExitStatus.DATA if failed else ExitStatus.OK
 
 

@@ -21,7 +21,7 @@ from whisper_tuner.config import Profile
 from whisper_tuner.data.check import PROBLEMS_FILE
 from whisper_tuner.data.formats.rows import LANGUAGE_COLUMNS
 from whisper_tuner.files import read_table
-from whisper_tuner.text import parse_json
+from whisper_tuner.text import counted, parse_json
 
 from .template import Private
 
@@ -149,7 +149,7 @@ def listed_clips(path: Path) -> tuple[int, float, str] | None:
     except (OSError, csv.Error, *NOT_AS_WRITTEN):
         return None
     languages = Counter(filter(None, (row.get(LANGUAGE_COLUMNS[0]) for row in rows)))
-    told = ", ".join(f"{name}: {count:,} clips" for name, count in languages.most_common())
+    told = ", ".join(f"{name}: {counted(count, 'clip')}" for name, count in languages.most_common())
     return len(rows), seconds / 3600, told
 
 

@@ -22,7 +22,7 @@ from whisper_tuner.errors import DataError
 from whisper_tuner.eval.predictions import PREDICTIONS
 from whisper_tuner.eval.wer import Difference, Interval, wer_difference, wer_interval
 from whisper_tuner.files import read_table
-from whisper_tuner.text import counted
+from whisper_tuner.text import counted, wer_change
 
 from .asked import listed_clips
 
@@ -83,6 +83,7 @@ class Test:
     clips: int = 0
     hours: float = 0.0
     difference: Difference | None = None
+    change: str = ""  # the same in words
     not_compared: str = ""
     speakers: tuple[SpeakerRates, ...] = ()
     speakers_left_out: int = 0
@@ -123,7 +124,11 @@ def tests_of(run: RunSummary, worst_clips: int) -> list[Test]:
     known = {NAMES[BASE]: run.wer_before, NAMES[FINAL]: run.wer_after}
     rates = tuple(Rates(name=name, wer=wer) for name, wer in known.items() if wer is not None)
     if rates and not any(folder.name == own for folder in folders):  # its predictions are gone: events tell the rates
-        tests.insert(0, Test(name=Path(run.test).name, rates=rates, normalizer=", ".join(run.normalizers)))
+        change = ""
+        if run.wer_before is not None and run.wer_after is not None:
+            change = wer_change(run.wer_after - run.wer_before, run.wer_difference, run.clips_tested)
+        own_test = Test(name=Path(run.test).name, rates=rates, change=change, normalizer=", ".join(run.normalizers))
+        tests.insert(0, own_test)
     return tests
 
 
@@ -181,6 +186,7 @@ def _test(run: RunSummary, folder: Path, models: dict[str, list[Clip]], cropped:
         clips=len(clips),
         hours=sum(clip.duration_s for clip in clips) / 3600,
         difference=difference,
+        change=str(difference or ""),
         not_compared=not_compared,
         speakers=tuple(speakers[:SPEAKERS_SHOWN]),
         speakers_left_out=len(speakers[SPEAKERS_SHOWN:]),
@@ -270,16 +276,17 @@ def _about_run(run: RunSummary) -> list[str]:
     told = {
         "trained from": f"`{file_name(run.base_model)}`" if run.base_model else "",
         "method": METHODS.get(run.method, run.method),
-        "training data": f"{clips:,} clips, {hours:.2f} hours" if clips else "",
-        "training": f"{run.steps:,} steps on {counted(len(set(run.hosts)) or 1, 'host')}" if run.steps else "",
+        "training data": f"{counted(clips, 'clip')}, {hours:.2f} hours" if clips else "",
+        "training": f"{counted(run.steps, 'step')} on {counted(len(set(run.hosts)) or 1, 'host')}" if run.steps else "",
         "WER of the base model": _told(run.wer_before, before) if run.test else "",
         "WER of this model": _told(run.wer_after, after) if run.test else "",
+        "difference": str(_difference(after, before) or ""),
     }
     rows = [f"| {name} | {value} |" for name, value in told.items() if value]
     lines = ["| | |", "|---|---|", *rows, ""] if rows else []
     if told["WER of this model"]:
         normalizer = ", ".join(run.normalizers) or UNNAMED
-        where = f"on {len(after):,} test clips" if after else "on the run's test clips"
+        where = f"on {counted(len(after), 'test clip')}" if after else "on the run's test clips"
         lines += [
             f"WER is the word error rate in per cent {where}, after {normalizer}, with its interval of "
             "95 %. It was measured before the export, with transformers.",

@@ -26,9 +26,8 @@ from distributed.run_dir.summary import (
 )
 from multimac.view.models import file_name
 from whisper_tuner.eval.predictions import Aligned, align
-from whisper_tuner.eval.wer import Difference
 from whisper_tuner.files import write_atomically
-from whisper_tuner.text import duration, size
+from whisper_tuner.text import counted, duration, size
 
 from .asked import METHODS, data_of, read_asked, settings_of
 from .happened import charts_of, faults_of, hosts_of
@@ -131,7 +130,9 @@ def _completed(run: RunSummary, asked: dict[str, Any]) -> RunSummary:
 
 
 def _state(run: RunSummary, events: RunEvents) -> list[str]:
-    steps = f"{run.steps:,} of {run.total_steps:,} steps" if run.total_steps else f"{run.steps:,} steps"
+    steps = counted(run.steps, "step")
+    if run.total_steps:
+        steps = f"{run.steps:,} of {counted(run.total_steps, 'step')}"
     told = {
         FINISHED: f"The run has finished. It trained {steps}.",
         INTERRUPTED: f"The run was interrupted. It had trained {steps}.",
@@ -187,23 +188,9 @@ def _tested(run: RunSummary, test: Test, players: Players) -> Tested:
     return Tested(
         test=test,
         heard=heard,
-        verdict=verdict(test.difference) if test.difference else test.not_compared,
+        verdict=f"The change from before to after training: {test.change}." if test.difference else test.not_compared,
         scale=max([*highest, 1.0]),
     )
-
-
-def verdict(found: Difference) -> str:
-    """Tell the difference between after and before in words."""
-    chance = found.low <= 0 <= found.high
-    p = f"p = {found.p:.3f}" if found.p >= 0.001 else "p < 0.001"
-    if found.points == found.low == found.high == 0:
-        return "Word for word the errors are as many as before training."
-    which = "lower" if found.points <= 0 else "higher"
-    better = "better" if found.points <= 0 else "worse"
-    said = f"After training WER is {abs(found.points):.1f} points {which}"
-    between = f"the interval of 95 % goes from {found.low:+.1f} to {found.high:+.1f} points"
-    judged = f"This is no {better} than chance." if chance else f"This is {better} than chance would explain."
-    return f"{said}; {between} ({p}). {judged}"
 
 
 def _missing(run: RunSummary, tests: Sequence[Tested], saved: float) -> list[tuple[str, str]]:

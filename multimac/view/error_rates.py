@@ -30,7 +30,7 @@ from whisper_tuner.eval.predictions import (
 )
 from whisper_tuner.files import shown
 from whisper_tuner.hub import base_of, is_adapter
-from whisper_tuner.text import duration
+from whisper_tuner.text import counted, duration
 
 from .models import origin_of, slug
 from .terminal import Console
@@ -137,10 +137,6 @@ class Measured:
     predictions: Sequence[Prediction]
     record: dict
 
-    @property
-    def ids(self) -> list[str]:
-        return [prediction.sample.id for prediction in self.predictions]
-
 
 def rates_table(manifests: Sequence[Manifest], measured: Sequence[Measured], way: str) -> Table:
     """Tell the rates of all models, in a section for each test set. way: of decoding, in words."""
@@ -156,7 +152,7 @@ def rates_table(manifests: Sequence[Manifest], measured: Sequence[Measured], way
     for manifest in manifests:
         seconds = sum(sample.duration_s for sample in manifest.samples)
         if len(manifests) == 1:
-            table.title = f"{manifest.path}: {len(manifest.samples)} clips, {duration(seconds)}"
+            table.title = f"{manifest.path}: {counted(len(manifest.samples), 'clip')}, {duration(seconds)}"
         else:
             table.add_section()
             table.add_row(f"{manifest.path}, {duration(seconds)}", style="bold")

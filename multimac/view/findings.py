@@ -25,7 +25,7 @@ def show(console: Console, material: Material, found: Sequence[Finding], notes: 
         rows = len(manifest.samples) + len(manifest.problems)
         seconds = sum(sample.duration_s for sample in manifest.samples)
         named = part if manifest.path.stem == part else f"{part} ({manifest.path.name})"
-        console.print(f"{named}: {rows:,} rows, {duration(seconds)} of speech", soft_wrap=True)
+        console.print(f"{named}: {counted(rows, 'row')}, {duration(seconds)} of speech", soft_wrap=True)
     for kind, rows in by_kind(found):
         console.print(Text(f"{kind.severity}: {kind.name}, {rows_in_words(rows)}", STYLES[kind.severity]))
         for one in rows[:FIRST]:
@@ -42,7 +42,7 @@ def show(console: Console, material: Material, found: Sequence[Finding], notes: 
         if count := sum(one.kind.severity == severity for one in found):
             told.append(counted(count, name))
     rows = len(material.rows) + sum(len(manifest.problems) for manifest in material.manifests.values())
-    console.print(f"{', '.join(told) or 'nothing found'} in {rows:,} rows", style="bold")
+    console.print(f"{', '.join(told) or 'nothing found'} in {counted(rows, 'row')}", style="bold")
 
 
 def by_kind(found: Sequence[Finding]) -> list[tuple]:

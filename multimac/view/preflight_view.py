@@ -12,7 +12,7 @@ from distributed.checkup.look import HostFacts
 from distributed.checkup.preflight import Report
 from whisper_tuner.text import counted
 
-from .terminal import USUAL_WIDTH, fitting
+from .terminal import fitting
 
 CHECKS = ("ssh", "python", "packages", "code", "clock", "disk", "memory", "device", "links")
 # Problems without a column of their own are shown where they belong.
@@ -33,7 +33,7 @@ def show_preflight(console: Console, report: Report) -> None:
 
 def show(console: Console, report: Report, *, errors: bool = True) -> None:
     """Print the tables and problems. errors: of those, also errors, which else follow as the report's exception."""
-    console.print(fitting(console, _hosts(report), heads=2, below=USUAL_WIDTH))
+    console.print(fitting(console, _hosts(report), heads=2))
     if report.pairs:
         console.print()
         console.print(fitting(console, _links(report)))

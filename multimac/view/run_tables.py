@@ -18,7 +18,7 @@ from distributed.plan.launch import Launch
 from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, RUNNING, HostFigures, RunSummary
 from whisper_tuner.errors import RunError
 from whisper_tuner.files import shown
-from whisper_tuner.text import duration, size
+from whisper_tuner.text import duration, size, wer_told, wer_verdict
 
 LONG_WAIT = 0.02  # of the time of all steps; what is less is not worth a column
 WIDE = 100  # columns of a terminal that has room for the names of hosts
@@ -39,7 +39,9 @@ def list_table(rows: Sequence[tuple[RunSummary, float | None]], width: int) -> T
     for run, speed_up in rows:
         hosts = ", ".join(run.hosts) if width >= WIDE else str(len(run.hosts) or "")
         state = Text(run.state, STYLES.get(run.state, "default"))
-        wer = rates(run) if width >= WIDE else rates(run).replace(" ", "")  # room for the run's name
+        wer = wer_told(run.wer_before, run.wer_after).partition(":")[0]
+        if verdict := wer_verdict(run.wer_difference, run.clips_tested):
+            wer += f"\n{verdict}"
         figures = (wer, duration(run.seconds or None), times(speed_up))
         table.add_row(run.id, when(run.created), state, hosts, *figures)
     return table
@@ -72,7 +74,7 @@ def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
         ("training", ", ".join(filter(None, [duration(run.seconds or None), per_second]))),
         ("speed-up", f"{times(speed_up)} the fastest run of one host alone" if speed_up else ""),
         ("sent", size(run.bytes) if run.bytes else ""),
-        ("WER", rates(run)),
+        ("WER", wer_told(run.wer_before, run.wer_after, run.wer_difference, run.clips_tested)),
         ("normaliser", ", ".join(run.normalizers)),
         ("model", str(run.model or "")),
         ("report", str(run.report or "")),
@@ -137,13 +139,13 @@ def curve_lines(run: RunSummary, width: int) -> list[str]:
 
 
 def comparison(runs: Sequence[RunSummary], speed_ups: Sequence[float | None]) -> Table:
-    """Tell figures, and the settings that differ, in a column for each run."""
+    """Tell figures, and the settings that differ, in a column for each run, headed by its mark."""
     table = _table()
-    table.add_column("", max_width=28, overflow="fold")
-    for number, run in enumerate(runs):
-        table.add_column(f"{mark(number)} {run.id}", overflow="fold")
+    table.add_column("")
+    for number in range(len(runs)):
+        table.add_column(mark(number))
     known = [dict(facts(run, speed_up)) for run, speed_up in zip(runs, speed_ups, strict=True)]
-    for label in dict.fromkeys(label for pairs in known for label in pairs):
+    for label in dict.fromkeys(label for pairs in known for label in pairs if label not in ("model", "report")):
         table.add_row(label, *(pairs.get(label, "") for pairs in known))
     if found := differing(runs):
         table.add_section()
@@ -201,11 +203,6 @@ def when(stamp: float) -> str:
     if then[:3] == now[:3]:
         return time.strftime("%H:%M", then)
     return time.strftime("%d %b" if then.tm_year == now.tm_year else "%Y-%m-%d", then)
-
-
-def rates(run: RunSummary) -> str:
-    known = ["?" if rate is None else f"{rate:.1f}" for rate in (run.wer_before, run.wer_after)]
-    return "" if known == ["?", "?"] else " → ".join(known)
 
 
 def times(speed_up: float | None) -> str:

@@ -12,7 +12,7 @@ from distributed.hosts.keep_awake import hosts_awake
 from distributed.hosts.paths import PRUNED, SyncItem
 from distributed.hosts.sync import Progress, sync
 from distributed.ssh.connection import Remote
-from whisper_tuner.text import size
+from whisper_tuner.text import counted, size
 
 from .progress import progress, transfer
 
@@ -36,5 +36,5 @@ def send(console: Console, items: Mapping[str, Sequence[SyncItem]], remotes: Seq
     with hosts_awake(remotes), transfers(console) as show:
         reports = sync(remotes, items, show, prune=PRUNED)
     for report in reports:
-        said = f"{report.files} files, {size(report.bytes)} sent" if report.files else "up to date"
+        said = f"{counted(report.files, 'file')}, {size(report.bytes)} sent" if report.files else "up to date"
         console.print(f"{report.host}: {said} in {report.seconds:.1f} s")

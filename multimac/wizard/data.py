@@ -70,7 +70,7 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
             data.manifests, data.source = dict.fromkeys(kinds_inside(train), train) | data.manifests, train
             _read(questions, data, console)
         except TunerError as error:
-            console.print(str(error), style="red")
+            console.print(error.told, style="red")
             questions.again("This data cannot be used.", [AGAIN], error)
         else:
             _show_checks(questions, data, console)
@@ -139,7 +139,7 @@ def _option(name: str, data: Data) -> Option:
     if train.is_file():  # about as many as it has lines
         with train.open("rb") as file:
             lines = sum(1 for line in file if line.strip())
-        count = f"{lines if train.suffix.lower() in ('.jsonl', '.ndjson') else lines - 1} clips"
+        count = counted(lines if train.suffix.lower() in (".jsonl", ".ndjson") else lines - 1, "clip")
     others = [kind for kind in KINDS[1:] if kind in data.manifests]
     more = f", with {' and '.join(others)}" if others else ""
     label = f"{name} ({shown(train)})" if data.section else str(shown(train))
@@ -182,7 +182,7 @@ def _read(questions: Questions, data: Data, console: Console) -> None:
         if kind == "train":
             data.stated_language = _code(manifest.language)
             table = Table(header_style="bold")
-            table.add_column("clip", overflow="ellipsis", no_wrap=True, max_width=20)
+            table.add_column("clip", overflow="fold", max_width=32)
             table.add_column("s", justify="right")
             table.add_column("text", overflow="fold")
             for sample in manifest.samples[:SHOWN]:
@@ -191,7 +191,7 @@ def _read(questions: Questions, data: Data, console: Console) -> None:
         total = duration(sum(sample.duration_s for sample in manifest.samples))
         unit = "h:mm:ss" if total.count(":") > 1 else "min:s"
         left_out, *listed = (described(manifest.problems) if manifest.problems else "0 rows left out").splitlines()
-        clips = f"{kind}: {len(manifest.samples)} clips, {total} of speech ({unit}), {left_out}"
+        clips = f"{kind}: {counted(len(manifest.samples), 'clip')}, {total} of speech ({unit}), {left_out}"
         console.print(clips, markup=False)
         for problem in listed:
             console.print(problem, markup=False, style="yellow")

@@ -26,7 +26,7 @@ from whisper_tuner.hub import HUB_ID, check_at_hand, folder_here
 from whisper_tuner.languages import LANGUAGES, language_code
 from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import MPS_SHARE, profile_memory, shape_of
-from whisper_tuner.text import size
+from whisper_tuner.text import counted, size
 
 from .draft import Draft, Model
 from .questions import Option, Questions
@@ -146,7 +146,7 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
     def check(key: str, text: str) -> None:
         _check_setting(key, with_point(text))
         if key == "batch_size" and clips and int(text) > clips:
-            raise ValueError(f"there are {clips} training clips, and a step cannot have more")
+            raise ValueError(f"a step cannot have more clips than the training set, which has {clips}")
         if key == "learning_rate" and float(with_point(text)) > LARGEST_RATE:
             raise ValueError(f"above {LARGEST_RATE:g} a model forgets all it knows; usual for this one: {usual}")
 
@@ -201,7 +201,7 @@ def _guessed(questions: Questions, draft: Draft, console: Console) -> str:
         folder = folder_here(draft.model.base_model)
         if folder is None:
             return []
-        with working(console, f"listening to {len(clips)} clips (up to {LISTENING_S:.0f} s)"):
+        with working(console, f"listening to {counted(len(clips), 'clip')} (up to {LISTENING_S:.0f} s)"):
             return languages_heard(folder, clips, LISTENING_S)
 
     found = questions.once("listen", (draft.model.base_model, clips), listen)

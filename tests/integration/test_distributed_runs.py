@@ -144,7 +144,7 @@ def test_a_killed_launcher_leaves_no_worker(runner):
     process = runner.start("long", "h2", text=LONG)
     runner.lab.kill("h1", "distributed.launcher.main")
     _, err = process.communicate(timeout=15)
-    assert process.returncode == 6 and "launcher ended without a word" in err
+    assert process.returncode == 6 and "launcher ended without saying why" in err
     runner.wait_until_nothing_is_left(25)
 
 

@@ -152,7 +152,7 @@ def test_data_check_hears_on_all_hosts_what_one_hears(trained, tmp_path, model):
     assert with_hosts == page
     addresses = [trained.lab[name].address for name in ("h2", "h3")]
     assert "Tokens were not counted" not in said
-    assert "heard by: this machine" in said and any(address in said for address in addresses)
+    assert "clips by: this machine" in said and any(address in said for address in addresses)
     for name in ("h2", "h3"):
         assert not trained.lab.processes(name, DECODER)
         assert not list((Path(trained.lab[name].home) / f"project-{name}" / ".multimac").glob("evaluated/*"))

@@ -235,7 +235,7 @@ MISTAKES = {
         other_code,
         f"{TRAIN} --no-sync",
         5,
-        ("127.0.0.1: 1 files of the code", "distributed/fit.py"),
+        ("127.0.0.1: files of the code", "distributed/fit.py"),
         "without --no-sync",
     ),
     "memory far too small": (large, TRAIN, 5, ("127.0.0.1", "training needs about"), "method = lora"),

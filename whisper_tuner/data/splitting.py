@@ -44,9 +44,9 @@ class Split:
         if self.voices:
             notes.append("the speakers are too few, or say the same, so each voice may be in several parts")
         if self.left_out:
-            notes.append(f"{self.left_out} clips left out, whose sentence is in another part")
+            notes.append(f"{counted(self.left_out, 'clip')} left out, whose sentence is in another part")
         if (count := len(self.parts.get("test", ()))) and count < FEW:
-            notes.append(f"{count} clips for the test are few: look at the interval beside the WER")
+            notes.append(f"{counted(count, 'clip')} for the test: few, so look at the interval beside the WER")
         return "; ".join(notes)
 
 
@@ -73,11 +73,11 @@ def repeated_note(train: Manifest, other: Manifest) -> str:
     texts = {text for text, _ in copies}
     same = sum(s.audio in audio or (text_key(s.text), s.duration_s) in copies for s in other.samples)
     alike = sum(text_key(sample.text) in texts for sample in other.samples)
-    found = [f"{same} clips"] * bool(same) + [f"the sentences of {alike} clips"] * (alike > same)
+    found = [counted(same, "clip")] * bool(same) + [f"the sentences of {counted(alike, 'clip')}"] * (alike > same)
     if not found:
         return ""
     return (
-        f"{other.path.name}: {' and '.join(found)} of {len(other.samples)} are in {train.path.name}, too: "
+        f"{other.path.name} shares {' and '.join(found)} of {len(other.samples)} with {train.path.name}: "
         "what is measured will look better than it is"
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import jiwer
 
 from whisper_tuner.data.dataset import Sample
-from whisper_tuner.eval.wer import ErrorRates, error_rates
+from whisper_tuner.eval.wer import Difference, ErrorRates, error_rates, wer_difference
 from whisper_tuner.files import write_table
 
 PREDICTIONS = "predictions.csv"
@@ -96,6 +96,13 @@ def worst(found: Sequence[Prediction], count: int) -> list[Prediction]:
 def counts(found: Iterable[Prediction]) -> list[tuple[int, int]]:
     """Return (errors, words) of each clip, after the normaliser."""
     return [(prediction.rates.errors, prediction.rates.words) for prediction in found]
+
+
+def difference(found: Sequence[Prediction], reference: Sequence[Prediction]) -> Difference | None:
+    """Compare the WER of two models; None without words, or if a clip was readable for one of them only."""
+    if [one.sample.id for one in found] != [one.sample.id for one in reference]:
+        return None
+    return wer_difference(counts(found), counts(reference))
 
 
 def write_predictions(path: Path, found: Iterable[Prediction]) -> Path:

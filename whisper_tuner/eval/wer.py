@@ -20,6 +20,7 @@ import jiwer
 import numpy as np
 
 from whisper_tuner.languages import UNSPACED
+from whisper_tuner.text import wer_change, wer_verdict
 
 DRAWS = 10_000
 LEVEL = (2.5, 97.5)  # per cent: an interval of 95 %
@@ -150,17 +151,18 @@ class Difference:
     low: float
     high: float
     p: float
+    clips: int
 
     @property
     def interval(self) -> Interval:
         return Interval(low=self.low, high=self.high)
 
+    @property
+    def verdict(self) -> str:
+        return wer_verdict((self.low, self.high), self.clips)
+
     def __str__(self) -> str:
-        """`-5.2 points (-7.4 to -3.1), p < 0.001`, and whether that is more than chance."""
-        p = f"p = {self.p:.3f}" if self.p >= 0.001 else "p < 0.001"
-        better = "better" if self.points <= 0 else "worse"
-        verdict = f": no {better} than chance" if self.low <= 0 <= self.high else ""
-        return f"{self.points:+.1f} points ({self.low:+.1f} to {self.high:+.1f}), {p}{verdict}"
+        return wer_change(self.points, (self.low, self.high), self.clips)
 
 
 def wer_interval(clips: Clips) -> Interval | None:
@@ -185,7 +187,7 @@ def wer_difference(first: Clips, second: Clips) -> Difference | None:
     # Two-sided: twice the part of resamplings on the rarer side of 0. The draws limit how small it can be.
     rarer = min((differences <= 0).sum(), (differences >= 0).sum())
     p = min(1.0, 2 * (rarer + 1) / (len(differences) + 1))
-    return Difference(points=float(points), low=float(low), high=float(high), p=p)
+    return Difference(points=float(points), low=float(low), high=float(high), p=p, clips=len(words))
 
 
 def _columns(clips: Clips) -> tuple[np.ndarray, np.ndarray]:

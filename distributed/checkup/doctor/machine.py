@@ -308,7 +308,7 @@ def check_ssh_keys(folder: Path, variables: Mapping[str, str]) -> Finding:
     open_to_others = [key.name for key in keys if key.stat().st_mode & 0o077]
     if open_to_others:
         names = " ".join(f"~/.ssh/{name}" for name in open_to_others)
-        return warning(f"{', '.join(open_to_others)} can be read by others: ssh refuses it", f"chmod 600 {names}")
+        return warning(f"{', '.join(open_to_others)} can be read by others: ssh refuses it", f"Run: chmod 600 {names}")
     shown = ", ".join(key.name for key in keys) or "no key file"
     detail = f"{shown}; agent: {'none' if held is None else f'{held} keys'}"
     if not keys and not held:

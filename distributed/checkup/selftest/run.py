@@ -130,7 +130,7 @@ def _summary(run_dir: Path, letters: Mapping[str, str]) -> dict:
         end = of["end"][-1]
     else:
         last = (run_dir / "launcher.log").read_text(errors="replace")[-300:]
-        end = {"status": None, "message": f"the launcher ended without a word: {last}"}
+        end = {"status": None, "message": f"the launcher ended without saying why: {last}"}
     return {
         "status": end["status"],
         "message": end["message"],

@@ -397,7 +397,7 @@ def test_a_folder_with_somebody_elses_code_is_refused(remote, there, tmp_path):
     (there / "data").mkdir(parents=True)
     (there / "data/a.py").write_bytes(b"unsaved work")
     (there / "data/b.py").write_bytes(b"same")
-    with pytest.raises(HostError, match=r"holds 1 files that no sync put there.*data/a\.py") as caught:
+    with pytest.raises(HostError, match=r"holds 1 file that no sync put there.*data/a\.py") as caught:
         run(remote, items)
     assert "project_path" in str(caught.value)
     assert (there / "data/a.py").read_bytes() == b"unsaved work"
@@ -414,7 +414,7 @@ def test_what_a_checkout_has_of_its_own_is_never_replaced_or_removed(remote, the
     make(there / "data", {"a.py": b"same", "b.py": b"same", "../cli_typer.py": b""})
     run(remote, items)
     (there / "data/a.py").write_bytes(b"changed by its owner")
-    with pytest.raises(HostError, match=r"holds 1 files that no sync put there, and that differ: data/a\.py"):
+    with pytest.raises(HostError, match=r"holds 1 file that no sync put there, and that differ: data/a\.py"):
         run(remote, items)
     run(remote, items[1:], prune=["data"])
     assert (there / "data/a.py").read_bytes() == b"changed by its owner"

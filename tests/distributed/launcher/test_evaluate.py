@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,23 @@ def test_memory_that_runs_out_is_told_with_a_remedy_and_without_torchs(run):
     told = str(caught.value)
     assert told.startswith("memory ran out while evaluating: the GPU's memory is full: torch holds 9.10 GiB")
     assert "--batch-size 1" in told and "WATERMARK" not in told
+
+
+@pytest.mark.parametrize("has_text", [True, False])
+def test_how_sure_a_difference_is_is_kept_with_the_figures(tmp_path, has_text):
+    """The model after training is the one before, so nothing changes; without any text no difference can be told."""
+    data, run_dir = BUNDLED / "data", tmp_path / "run"
+    (run_dir / "final").parent.mkdir()
+    (run_dir / "final").symlink_to(BUNDLED / "model")
+    header, *rows = (data / "test.csv").read_text().splitlines()[:3]
+    cells = [row.replace(",test/", f",{data}/test/").split(",") for row in rows]
+    texts = [",".join([*row[:2], row[2] if has_text else "", row[-1]]) for row in cells]
+    (tmp_path / "few.csv").write_text("\n".join([header, *texts]) + "\n")
+    profile = Profile(base_model=str(BUNDLED / "model"), train=Path(), no_speech="train")
+    spec = RunSpec(run_id="r", run_dir=str(run_dir), cache_dir=str(tmp_path / "a" / "cache"), profile=profile)
+    told: list[dict] = []
+    evaluate.evaluate_run(spec, tmp_path / "few.csv", told.append)
+    after = json.loads((run_dir / "wer.json").read_text())["after"]
+    assert after["before"] == after["wer"] and after["clips"] == 2
+    assert after.get("wer_difference") == ([0.0, 0.0] if has_text else None)
+    assert any("no test clip has a text" in event.get("what", "") for event in told) != has_text

@@ -65,7 +65,7 @@ def test_a_larger_one_is_made_smaller_and_then_hidden(job):
     assert (config.H, config.wire, config.overlap_steps) == (5, "int8", 2)
     config, told, _ = settled(job(), FULL, bytes_s=12.5e6, step_s=1.0)  # 4.7 s in 8 bits, 2.5 s in 4
     assert (config.H, config.wire, config.overlap_steps) == (8, "int4", 5)
-    assert "31.2 MB as int4, 2.5 s at 100 Mbit/s, while 5 steps are made" in told and "they wait" not in told
+    assert "31.2 MB as int4, 2.5 s at 100 Mbit/s, during 5 steps of training" in told and "they wait" not in told
 
 
 def test_four_bits_are_for_what_eight_would_need_longer_rounds_for(job):

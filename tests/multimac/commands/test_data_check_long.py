@@ -82,7 +82,7 @@ def test_long_clips_are_cut_and_what_is_not_is_told(folder, monkeypatch, capsys)
     assert " ".join(sample.text for sample in found.samples[:2]) == first.text
     assert all(sample.speaker == "anna" and sample.duration_s <= 30 for sample in found.samples)
     assert all(sample.audio.parent == folder / "fixed" / CLIPS for sample in found.samples[:2])
-    assert "1 of 3 clips that are too long were cut at pauses, into 2." in said
+    assert "Too long: 3 clips. Cut at pauses: 1, into 2." in said
     assert "train.csv line 4 was not cut: from 0:0" in said and "test.csv line 2 was not cut: a test set is not" in said
     page = (folder / ".multimac" / "checks").glob("*/report.html")
     assert "train.csv line 4 was not cut" in next(page).read_text(encoding="utf-8")
@@ -140,7 +140,9 @@ def test_a_set_of_long_clips_only(folder, monkeypatch, capsys):
     assert "--fix with --model cuts it at pauses" in " ".join(capsys.readouterr().out.split())
     assert check("train.csv", "--language", "en", "--fix", "fixed", "--model", MODEL, "--json") == ExitStatus.OK
     told = json.loads(capsys.readouterr().out)
-    assert told["counts"]["too long"] == 1 and any("1 of 1 clips" in note for note in told["notes"])
+    assert told["counts"]["too long"] == 1 and any(
+        "Too long: 1 clip. Cut at pauses: 1," in note for note in told["notes"]
+    )
     assert [sample.id for sample in load_manifest(folder / "fixed" / "train.csv").samples] == ["a.wav-1", "a.wav-2"]
 
 

@@ -277,7 +277,7 @@ def test_a_run_says_that_it_has_no_test_set_and_what_a_test_set_has_of_train(tmp
     path = config(tmp_path, f"[dataset:mine]\ntrain = {source}\ntest = {test}")
     assert run("finetune", "mine", "--config", str(path), "--set", "max_steps=1") == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "other.csv: 2 clips of 2 are in all.csv, too" in shown and "no test set" not in shown
+    assert "other.csv shares 2 clips of 2 with all.csv" in shown and "no test set" not in shown
 
 
 def test_an_import_is_saved_as_a_section_and_headers_are_read_once(common_voice, tmp_path, monkeypatch, capsys):

@@ -136,7 +136,9 @@ def test_the_figures_of_a_real_run_are_those_of_its_events(trained):
     assert run.method == "full" and run.strategy == "allreduce" and run.base_model.endswith("bundled/model")
     assert 0 < run.seconds < 60 and run.clips_per_s == pytest.approx(run.clips / run.seconds)
     assert run.model == trained / "final" and run.size > 6_000_000
-    assert run.wer_before == json.loads((trained / "wer.json").read_text())["before"]["wer"]
+    wer = json.loads((trained / "wer.json").read_text())
+    assert (run.wer_before, run.wer_after, run.clips_tested) == (wer["before"]["wer"], wer["after"]["wer"], 2)
+    assert wer["after"]["before"] == run.wer_before and len(run.wer_difference) == 2
     assert run.normalizers == (f"whisper-english {version('whisper-normalizer')}",)
     assert ("normaliser", run.normalizers[0]) in facts(run, None)
     assert [y for _, y in run.curves.loss] == [step["loss"] for step in steps]
@@ -184,13 +186,28 @@ def test_list_and_show_fit_the_terminal_and_say_what_is_known(runs, cli, monkeyp
         assert status == 0 and max(map(len, said.splitlines())) <= width
         assert re.search(r"20251121-101010-tiny +2025-11-21 +finished", said) or width < 80
         assert all(words in said for words in ("20251121-101010-tiny", "2025-11-21", "finished"))
+        assert re.search(r"\d ->\s+\d+\.\d", said) and "too few clips" in said
     status, said = cli("runs", "show")
+    assert re.search(r"WER +\S+ -> \S+: [+-]\S+ points \(2 clips\): too few clips", said)
     for words in ("3 of 3", "allreduce", "clips/s", "loss (· training, ◆ validation)", "learning rate", "next:"):
         assert words in said
     for words in ("evaluate 20251121-101010-tiny", "transcribe recording.wav --model 2025", "export 20251121-101010"):
         assert f"  multimac {words}" in said
     table = said.split("next:")[0]
     assert max(map(len, table.splitlines())) <= 120
+
+
+def test_what_a_run_of_an_earlier_version_lacks_is_not_told(runs, cli):
+    path = runs.copy("20251121-101010-tiny")
+    lacking = ("clips", "before", "wer_difference")
+    events = [{key: value for key, value in event.items() if key not in lacking} for event in runs.events(path)]
+    odd = [event | ({"wer_difference": [1, "x"]} if event["type"] == "evaluation" else {}) for event in events]
+    for written in (events, odd):
+        runs.write(path, written)
+        status, said = cli("runs", "show")
+        assert status == 0 and "may be" not in said and "too few" not in said
+    runs.write(path, events)
+    assert re.search(r"WER +\S+ -> \S+: [+-]\S+ points *\n", cli("runs", "show")[1])
 
 
 def test_a_run_without_a_date_in_its_name_was_begun_when_it_says(runs):
@@ -233,7 +250,7 @@ def test_a_launcher_without_a_last_word_has_failed(runs):
     text = (path / "events.jsonl").read_text()
     (path / "events.jsonl").write_text(text[: len(text) // 2])  # in the middle of a line
     run = read_run(path)
-    assert run.state == "failed" and "without a last word" in run.message
+    assert run.state == "failed" and "without saying why" in run.message
 
 
 def test_a_resume_is_proposed_only_if_this_version_takes_the_run(runs, cli):
@@ -293,7 +310,7 @@ def test_a_damaged_run_is_broken_with_its_reason_and_the_others_are_listed(runs,
     runs.copy("20251120-101010-whole")
     damage(runs.copy("20251121-101010-hurt"))
     status, said = cli("runs", "list")
-    assert status == 0 and re.search(r"hurt .*broken", said) and re.search(r"whole .*finished", said)
+    assert status == 0 and re.search(r"hurt\s.*broken", said) and re.search(r"whole\s.*finished", said)
     assert reason in said
     status, said = cli("runs", "show", "last")
     assert status == 0 and reason in said
@@ -395,7 +412,7 @@ def test_compare_shows_the_settings_that_differ_and_both_curves(runs, cli):
     runs.copy("20251120-101010-one")
     runs.copy("20251121-101010-two", learning_rate=0.1, lora_targets=["fc1"])
     status, said = cli("runs", "compare", "20251120", "last")
-    assert status == 0 and re.search(r"learning_rate +0.0003 +0.1", said) and "fc1" in said
+    assert status == 0 and re.search(r"learning_rate\s+(· )?0.0003,?\s+(\+ )?0.1", said) and "fc1" in said
     assert "batch_size" not in said and "· 20251120-101010-one" in said and "+ 20251121-101010-two" in said
     assert "step 1" in said
     assert max(map(len, said.splitlines())) <= 80

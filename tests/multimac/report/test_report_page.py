@@ -88,8 +88,8 @@ def test_a_finished_run(made):
     assert "112.5 → 37.5" not in page.text and "100.0 → 37.5" in page.text
     assert "training train.csv 2 0.1 min" in page.text and "test test.csv 4 0.2 min" in page.text
     assert re.search(r"epochs 7 5 passes.*batch_size 8 8 clips", page.text)
-    assert "After training WER is 62.5 points lower" in page.text and "better than chance would explain" in page.text
-    assert "There are only 4 clips" in page.text and f"WER is in per cent, after {UNNAMED}." in page.text
+    assert "100.0 → 37.5 -62.5 points (4 clips): too few clips" in page.text
+    assert "With so few clips, take" in page.text and f"WER is in per cent, after {UNNAMED}." in page.text
     assert "localhost mps (Apple M2) 40 100 % 8.0" in page.text
     assert "None. No host was lost" in page.text and "commit of this program 0123456789ab" in page.text
     assert [re.sub(r"^.*?: ", "", svg["aria-label"])[:45] for svg in page.all("svg")] == [
@@ -174,7 +174,7 @@ def test_a_run_without_test_set_validation_or_more_than_one_step(made):
     made.steps([1])
     made.end()
     page = page_of(made.write())
-    assert "The run has no validation set." in page.text and "1 of 1 steps" in page.text
+    assert "The run has no validation set." in page.text and "1 of 1 step." in page.text
     assert "the run has no test set" in page.text
     assert "multimac evaluate 20260101-000000-mine --data test.csv" in page.text
     dots = [about for about in page.all("path") if "dot" in about["class"]]
@@ -268,7 +268,7 @@ def test_no_errors_at_all(made):
     made.measured("final", same)
     page = page_of(made.write())
     assert "There is no error in any clip." in page.text and not page.all("audio")
-    assert "Word for word the errors are as many as before training." in page.text
+    assert "The change from before to after training: +0.0 points (4 clips): too few clips." in page.text
 
 
 def test_a_difference_that_may_be_chance_is_called_so(made):
@@ -279,7 +279,9 @@ def test_a_difference_that_may_be_chance_is_called_so(made):
         + [("five six", "five six")] * 3,
     )
     page = page_of(made.write())
-    assert "After training WER is 5.6 points higher" in page.text and "This is no worse than chance." in page.text
+    change = r"\+5\.6 points \(95 %: -\d.* to \+\d.*, 6 clips\): may be chance"
+    assert re.search(rf"→ \d+\.\d {change} Word error rate", page.text)  # the headline
+    assert re.search(f"The change from before to after training: {change}", page.text)
 
 
 def test_other_test_sets_and_models_measured_on_other_clips(made):
@@ -405,7 +407,7 @@ def test_a_page_that_cannot_be_written_is_told(made, monkeypatch, capsys):
     run = made.write()
     monkeypatch.setattr(pages, "write_atomically", full)
     assert cli_typer.main(["report", str(run)]) == ExitStatus.RUN
-    assert "report.html: No space left on device\n  Free some space" in capsys.readouterr().err
+    assert "report.html: No space left on device.\n  Free some space" in capsys.readouterr().err
 
 
 def test_half_a_character_does_not_stop_the_page(made):

@@ -27,7 +27,15 @@ EVENTS = [
     {"type": "problem", "host": "h2", "rank": 1, "what": "clip.wav: damaged"},
     {"type": "validation", "host": "h1", "rank": 0, "epoch": 0, "step": 4, "loss": 1.5},
     {"type": "evaluation", "when": "before", "wer": 62.13},
-    {"type": "evaluation", "when": "after", "wer": 20.4, "normalizer": "whisper-basic 0.1.15"},
+    {
+        "type": "evaluation",
+        "when": "after",
+        "wer": 20.4,
+        "normalizer": "whisper-basic 0.1.15",
+        "before": 62.13,
+        "wer_difference": [-60.0, 2.0],
+        "clips": 9,
+    },
 ]
 
 
@@ -44,7 +52,8 @@ def test_a_run_in_plain_lines(tmp_path):
     assert "h2: epoch 1, step 1/4, loss 2.000, 0.5 clips/s, sent 0 B, 0:24 left" in text
     assert "h2: skipped: clip.wav: damaged" in text
     assert (
-        f"step 4: validation loss 1.500\nWER before: 62.1 ({UNNAMED})\nWER after: 20.4 (whisper-basic 0.1.15)\n" in text
+        f"step 4: validation loss 1.500\nWER before: 62.1 ({UNNAMED})\nWER after: 20.4 (whisper-basic 0.1.15)\n"
+        "WER 62.1 -> 20.4: -41.7 points (95 %: -60.0 to +2.0, 9 clips): may be chance\n" in text
     )
 
 
@@ -269,7 +278,7 @@ def test_a_failed_run_is_an_error_with_the_launchers_message_and_status(tmp_path
 
 
 def test_a_launcher_that_vanishes_is_noticed(tmp_path):
-    with pytest.raises(RunError, match="without a word"):
+    with pytest.raises(RunError, match="without saying why"):
         show(tmp_path, EVENTS, status=1)
 
 

@@ -155,7 +155,7 @@ def test_a_section_is_replaced_only_when_told_to(folder, wizard):
         ({"epochs": 0}, 3, "epochs = 0: expected a number at least 1"),
         ({"learning_rate": "0"}, 3, "learning_rate = 0"),
         ({"learning_rate": "5"}, 3, "learning_rate = 5: above 0.1 a model forgets all it knows"),
-        ({"batch_size": "4000"}, 3, "batch_size = 4000: there are 20 training clips"),
+        ({"batch_size": "4000"}, 3, "batch_size = 4000: a step cannot have more clips than the training set"),
         ({"model": "nobody"}, 3, "model = nobody: no such folder"),
         ({"model": "."}, 3, "holds no Whisper model"),
         ({"data": "broken.csv"}, 4, "no text column"),

@@ -93,7 +93,7 @@ def test_too_few_texts_are_refused(words, of):
 
 
 def test_a_small_test_set_is_said_to_be_uncertain():
-    assert "10 clips for the test are few" in split([sample(n, f"S {n}") for n in range(100)], ["test"]).told
+    assert "10 clips for the test: few" in split([sample(n, f"S {n}") for n in range(100)], ["test"]).told
     assert "few" not in split([sample(n, f"S {n}") for n in range(1000)], ["test"]).told
 
 
@@ -132,6 +132,6 @@ def test_what_a_test_set_has_of_train_is_counted():
     train = manifest("train.csv", sample(1, "Yes"), sample(2, "No"), sample(3, "Well", duration_s=2.0))
     assert repeated_note(train, manifest("test.csv", sample(4, "Else"))) == ""
     note = repeated_note(train, manifest("test.csv", sample(1, "Yes"), sample(5, "no", duration_s=3.0), sample(6, "a")))
-    assert note.startswith("test.csv: 1 clips and the sentences of 2 clips of 3 are in train.csv, too")
+    assert note.startswith("test.csv shares 1 clip and the sentences of 2 clips of 3 with train.csv")
     copied = repeated_note(train, manifest("test.csv", sample(9, "well", duration_s=2.0)))
-    assert copied.startswith("test.csv: 1 clips of 1 are in train.csv, too")
+    assert copied.startswith("test.csv shares 1 clip of 1 with train.csv")

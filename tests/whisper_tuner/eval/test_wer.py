@@ -4,6 +4,7 @@ from scipy.stats import bootstrap
 
 from whisper_tuner.eval.wer import error_rates, text_normalizer, text_normalizers, wer_difference, wer_interval
 from whisper_tuner.languages import UNSPACED
+from whisper_tuner.text import wer_told
 
 
 def test_counts_by_hand():
@@ -165,9 +166,37 @@ def test_what_is_no_difference_is_not_called_one():
     assert found.low < 0 < found.high and found.p > 0.05
     same = wer_difference(first, first)
     assert (same.points, same.low, same.high, same.p) == (0.0, 0.0, 0.0, 1.0)
-    assert str(same).endswith("p = 1.000: no better than chance")
+    assert str(same) == "+0.0 points (95 %: +0.0 to +0.0, 100 clips): no change"
     certain = str(wer_difference([(0, 4)] * 50, [(1, 4)] * 50))
-    assert certain == "-25.0 points (-25.0 to -25.0), p < 0.001"
+    assert certain == "-25.0 points (95 %: -25.0 to -25.0, 50 clips): better"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "between", "clips", "told"),
+    [
+        (26.2, 14.3, (-25.1, 3.0), 9, "26.2 -> 14.3: -11.9 points (95 %: -25.1 to +3.0, 9 clips): may be chance"),
+        (26.2, 14.3, (-25.1, -3.0), 9, "26.2 -> 14.3: -11.9 points (95 %: -25.1 to -3.0, 9 clips): better"),
+        (14.3, 26.2, (3.0, 25.1), 1200, "14.3 -> 26.2: +11.9 points (95 %: +3.0 to +25.1, 1,200 clips): worse"),
+        (26.2, 14.3, (-25.1, 0.0), 9, "26.2 -> 14.3: -11.9 points (95 %: -25.1 to +0.0, 9 clips): may be chance"),
+        (26.2, 14.3, (-11.9, -11.9), 1, "26.2 -> 14.3: -11.9 points (1 clip): too few clips"),
+        (26.2, 14.3, (-20.0, -5.0), 5, "26.2 -> 14.3: -11.9 points (5 clips): too few clips"),
+        (26.2, 14.3, (), 9, "26.2 -> 14.3: -11.9 points (9 clips)"),  # measured by an older version, or other clips
+        (26.2, 14.3, (), 0, "26.2 -> 14.3: -11.9 points"),
+        (26.2, None, (), 0, "26.2 -> ?"),
+        (None, 14.3, (), 9, "? -> 14.3"),
+        (None, None, (), 0, ""),
+    ],
+)
+def test_what_training_did_is_told_as_far_as_it_is_known(before, after, between, clips, told):
+    assert wer_told(before, after, between, clips) == told
+
+
+def test_few_clips_prove_nothing_even_if_all_are_better():
+    """The clips of a set are drawn again to tell how sure a difference is: of one clip that is always the same."""
+    for clips in (1, 2, 5):
+        found = wer_difference([(0, 4)] * clips, [(2, 4)] * clips)
+        assert found.high < 0 and found.verdict == "too few clips"
+    assert wer_difference([(0, 4)] * 6, [(2, 4)] * 6).verdict == "better"
 
 
 def test_nothing_said_has_no_rate_and_other_clips_cannot_be_compared():

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from whisper_tuner.data.checks.facts import PRINT_BITS, Facts
 from whisper_tuner.data.checks.finding import Finding, Kind, Needs, Severity, check, of_row
 from whisper_tuner.data.checks.material import Material, Row, letters
-from whisper_tuner.text import text_key
+from whisper_tuner.text import counted, text_key
 
 # The share of bits of two prints that may differ. Among 1,376 clips the same recording, made anew, differs in up to
 # 0.04; sentences of one voice that have all words but one in common differ in 0.14 at least.
@@ -181,8 +181,10 @@ def find_leaked_speakers(material: Material) -> Iterator[Finding]:
         for other in material.of_later_parts(part):
             for speaker in speakers[part].keys() & speakers[other].keys():
                 own, there = speakers[part][speaker], speakers[other][speaker]
-                counted = f"{len(own)} clips in {own[0].manifest.name}, {len(there)} in {there[0].manifest.name}"
-                what = f"speaker '{speaker[:40]}': {counted}"
+                clips = (
+                    f"{counted(len(own), 'clip')} in {own[0].manifest.name}, {len(there)} in {there[0].manifest.name}"
+                )
+                what = f"speaker '{speaker[:40]}': {clips}"
                 yield of_row(LEAKED_SPEAKER, own[0], what, badness=len(there), rows=len(own))
 
 

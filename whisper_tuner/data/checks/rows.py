@@ -130,7 +130,7 @@ SHORT = 3  # letters: one letter of two is half
 CONTRADICTED = Kind(
     name="contradicted",
     severity=Severity.WARNING,
-    means="The model is certain to hear something else than the text says.",
+    means="The model is certain that something else is said than the text says.",
     remedy="Listen to it. If the model is right, correct the text; if the text is right, keep it: it is worth most.",
 )
 

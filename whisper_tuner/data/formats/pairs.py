@@ -14,6 +14,7 @@ from whisper_tuner.data.formats.rows import BadRow, Part, Parts, Reading, Row
 from whisper_tuner.errors import DataError
 from whisper_tuner.files import AUDIO_SUFFIXES
 from whisper_tuner.problems import Kind
+from whisper_tuner.text import counted
 
 TEXT, NORMALIZED, ORIGINAL = ".txt", ".normalized.txt", ".original.txt"
 LIBRITTS = f"texts are those in {NORMALIZED}, with numbers as words, not those in {ORIGINAL}"
@@ -48,7 +49,7 @@ def _part(root: Path, reading: Reading, path: Path, files: Sequence[PurePosixPat
         layout="recordings with a text beside each",
         rows=partial(_rows, root, files, reading),
         folder=root,
-        facts={"files": f"{len(files) - texts} recordings, {texts} texts"},
+        facts={"files": f"{counted(len(files) - texts, 'recording')}, {counted(texts, 'text')}"},
         notes=(LIBRITTS,) if any(file.name.endswith(NORMALIZED) for file in files) else (),
     )
 

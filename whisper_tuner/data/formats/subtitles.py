@@ -20,7 +20,7 @@ from whisper_tuner.data.formats.rows import AUDIO_COLUMNS, BadRow, Part, Parts, 
 from whisper_tuner.errors import DataError
 from whisper_tuner.files import AUDIO_SUFFIXES, is_audio
 from whisper_tuner.problems import Kind
-from whisper_tuner.text import parse_json
+from whisper_tuner.text import counted, parse_json
 from whisper_tuner.timed_text import Said, timed_text_of, without_overlaps
 
 LONGEST_S = 30.0  # what Whisper hears at once
@@ -158,7 +158,7 @@ def _part(root: Path, reading: Reading, path: Path, files: Sequence[PurePosixPat
         rows=partial(_rows, root, files, reading),
         folder=root,
         facts={
-            "files": f"{len(files) - texts} recordings, {texts} files of subtitles",
+            "files": f"{counted(len(files) - texts, 'recording')}, {counted(texts, 'subtitle file')}",
             "clips": f"neighbouring cues, joined up to {LONGEST_S:g} s where less than {LONGEST_GAP_S:g} s is between",
         },
         cut=WHY_CUT,

@@ -249,7 +249,7 @@ def test_ssh_keys(tmp_path):
     key.touch(mode=0o600)
     assert check_ssh_keys(tmp_path, {}).severity is OK
     key.chmod(0o644)
-    assert check_ssh_keys(tmp_path, {}).remedy == "chmod 600 ~/.ssh/id_ed25519"
+    assert check_ssh_keys(tmp_path, {}).remedy == "Run: chmod 600 ~/.ssh/id_ed25519"
 
 
 # What macOS's programs say.

@@ -233,7 +233,7 @@ def test_the_demo_whose_launcher_vanishes(desk, monkeypatch):
     desk.hosts, desk.places = ALONE, desk.places[:1]
     vanishing = partial(subprocess.Popen, "echo gone > launcher.log", shell=True)
     monkeypatch.setattr(run, "start_launcher", lambda run_dir: vanishing(cwd=run_dir))
-    fails(rows(desk, "demo"), "the launcher ended without a word: gone")
+    fails(rows(desk, "demo"), "the launcher ended without saying why: gone")
 
 
 @pytest.mark.slow
