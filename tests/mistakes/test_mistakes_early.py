@@ -28,7 +28,7 @@ UNKNOWN = ("unknown language 'germn', did you mean 'german'?", "French")
 OFFLINE = "openai/whisper-smal is not on this disk, and HF_HUB_OFFLINE is set"
 # command: exit status, and what is said
 MISTAKES: dict[str, tuple[int, tuple[str, ...]]] = {
-    "transcribe nothere.wav --model model": (4, ("no such audio file: nothere.wav\n",)),
+    "transcribe nothere.wav --model model": (4, ("no such audio file: nothere.wav.\n",)),
     "transcribe audio clips.cvs --model model": (4, ("no such audio file: clips.cvs, did you mean 'clips.csv'?",)),
     "transcribe audio --model model --format txt": (3, ("--format txt: no such format, did you mean 'text'?",)),
     "transcribe audio --model model --language germn": (3, UNKNOWN),

@@ -76,7 +76,7 @@ def test_a_remedy_is_a_sentence_or_ends_in_a_command_to_copy():
     paths = [path for name in PACKAGES for path in (PROJECT / name).rglob("*.py")]
     remedies = {remedy for _, _, remedy in collect(paths) if remedy}
     assert len(remedies) > 100
-    assert [found for found in remedies if found[-1] not in ".?>" and ": " not in found] == []
+    assert [found for found in remedies if found[-1] not in ".?>]" and ": " not in found] == []
 
 
 def test_where_the_project_lies_does_not_matter(tmp_path):

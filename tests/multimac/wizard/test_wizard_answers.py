@@ -158,7 +158,7 @@ def test_a_section_is_replaced_only_when_told_to(folder, wizard):
         ({"batch_size": "4000"}, 3, "batch_size = 4000: a step cannot have more clips than the training set"),
         ({"model": "nobody"}, 3, "model = nobody: no such folder"),
         ({"model": "."}, 3, "holds no Whisper model"),
-        ({"data": "broken.csv"}, 4, "no text column"),
+        ({"data": "broken.csv"}, 4, "no usable row"),
         ({"data": "a" * 300}, 3, "File name too long"),
         ({"name": "a b"}, 3, "name = a b"),
         ({"strategy": "diloco"}, 3, "strategy was answered, but"),

@@ -314,7 +314,7 @@ def test_models_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="damaged"):
         token_limit(str(tmp_path))
-    with pytest.raises(ModelError, match="hub"):
+    with pytest.raises(ModelError, match="not on this disk"):
         token_limit("nobody/no-such-model")
 
 
