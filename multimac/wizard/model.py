@@ -104,7 +104,8 @@ def suggested_model(config: ConfigFile, speech_s: float, chosen: str, console: C
     if chosen:
         return models.get(chosen) or _model_of(chosen, config)
     usual = [model for size in SUGGESTED for model in models.values() if model.base_model == f"openai/whisper-{size}"]
-    usual = [model for model in usual if fits(model, "lora") and (_has_gpu() or _minutes(model, speech_s) <= LONG_MIN)]
+    soon = [model for model in usual if _has_gpu() or _minutes(model, speech_s) <= LONG_MIN]
+    usual = [model for model in soon or usual[-1:] if fits(model, "lora")]
     if usual and not _not_at_hand(usual[0].base_model):
         return usual[0]
     here = [model for model in [*usual, *models.values()] if _fitting(model) and folder_here(model.base_model)]

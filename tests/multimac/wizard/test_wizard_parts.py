@@ -19,7 +19,7 @@ from multimac.wizard.hosts import speed_up, suggested_strategy, waiting_at_every
 from multimac.wizard.questions import Questions
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import Sample
-from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
+from whisper_tuner.errors import ConfigError, ExitStatus, ModelError, TunerError
 
 MINE = ("profile:mine", {"epochs": "5", "method": "lora"})
 
@@ -234,3 +234,32 @@ def test_a_folder_may_be_named_with_all_its_parts(tmp_path):
         (tmp_path / "cv" / f"{name}.tsv").write_text("client_id\tpath\tsentence\n")
     names = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
     assert beside(tmp_path / "cv") == {kind: tmp_path / "cv" / name for kind, name in names.items()}
+
+
+@pytest.mark.parametrize(
+    ("hours", "memory", "gpu", "there", "suggested"),
+    [
+        (0.3, 16e9, True, "small", "small"),
+        (20, 16e9, True, "small", "small"),
+        (0.3, 16e9, False, "small", "small"),  # on a CPU with two cores
+        (2, 16e9, False, "base", "base"),
+        (20, 16e9, False, "tiny", "tiny"),
+        (0.3, 4e9, True, "base", "base"),  # small needs more
+        (0.3, 16e9, True, "", "bundled"),  # the hub does not answer, and none of them is here
+        (0.3, 16e9, True, "tiny", "tiny"),
+    ],
+)
+def test_the_model_that_is_suggested_follows_memory_and_speech(
+    tmp_path, monkeypatch, capsys, hours, memory, gpu, there, suggested
+):
+    """there: the only one that is on this disk, but for the bundled one."""
+    monkeypatch.setattr(model, "memory_here", lambda: memory)
+    monkeypatch.setattr(model, "_has_gpu", lambda: gpu)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    here = {f"openai/whisper-{there}", str(model.BUNDLED)}
+    monkeypatch.setattr(model, "folder_here", lambda name: tmp_path if name in here else None)
+    monkeypatch.setattr(model, "_not_at_hand", lambda name: None if name in here else ModelError("gone"))
+    found = model.suggested_model(ConfigFile(tmp_path / "config.ini", ""), hours * 3600, "", Console())
+    assert found.base_model == (str(model.BUNDLED) if suggested == "bundled" else f"openai/whisper-{suggested}")
+    expected = suggested == "bundled" or (there == "tiny" and hours < 1)
+    assert ("cannot be fetched now" in capsys.readouterr().out) == expected
