@@ -64,10 +64,7 @@ def data_import(
     as_json: Annotated[bool, Option("--json", help="Print only what was found, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
-    """Read recordings of any usual layout, and write manifests for config.ini.
-
-    The same command continues an import that was stopped.
-    """
+    """Read recordings of any usual layout, and write manifests for config.ini. After a stop, it goes on."""
     if delimiter and delimiter not in DELIMITERS:
         what = f"--delimiter {delimiter}: no such delimiter{nearest(delimiter, DELIMITERS)}"
         raise ConfigError(what, remedy=f"Known: {', '.join(DELIMITERS)}.")

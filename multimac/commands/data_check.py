@@ -118,8 +118,7 @@ def data_check(
         show(console, material, found, notes)
     written = {}
     if into:
-        result = fix.fixed(material, found, corrections, long, cuts)
-        written = _write(console, result, into, corrections)
+        written = _write(console, fix.fixed(material, found, corrections, long, cuts), into, corrections)
     console.print(f"report: {shown(page.absolute())}", soft_wrap=True)
     if as_json:
         print(json.dumps(_record(material, found, notes, page, written), indent=1))

@@ -19,9 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from distributed.hosts.keep_awake import awake
+from distributed.hosts.paths import PROJECT, STORE
 from multimac.view.findings import by_kind, rows_in_words
 from multimac.view.progress import working
 from whisper_tuner.config import ConfigFile
+from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.check import check_usable, described
 from whisper_tuner.data.checks.finding import Finding, Needs
 from whisper_tuner.data.checks.material import Material
@@ -34,6 +36,7 @@ from whisper_tuner.data.formats.rows import AS_IT_IS, KIND_OF
 from whisper_tuner.data.importing import OutsideAudio, import_source, outside_of
 from whisper_tuner.data.splitting import split
 from whisper_tuner.errors import ConfigError, TunerError
+from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.files import expanded, is_audio, shown
 from whisper_tuner.languages import language_code
 from whisper_tuner.text import counted, duration
@@ -166,8 +169,10 @@ def _read(questions: Questions, data: Data, console: Console) -> None:
     """Read each manifest and show what is in it. Raises DataError."""
 
     def load(path: Path, kind: str) -> Manifest:
+        index = AudioIndex(FactStore(PROJECT / STORE / CACHE))  # a run asks for the same headers
         with working(console, f"reading {shown(path)}"):
-            manifest = load_manifest(path, kind=kind)
+            manifest = load_manifest(path, kind=kind, index=index)
+        index.save()
         check_usable(manifest)
         return manifest
 
