@@ -93,9 +93,16 @@ def download(host: str, target: Target, folder: Path, requirements: Path, constr
     if done.returncode:
         raise HostError(
             host,
-            f"this machine cannot fetch the wheels for {target.tag}: {done.stderr.strip()[-1500:]}",
+            f"this machine cannot fetch the wheels for {target.tag}: {_reason(done.stderr)}",
             remedy="The host cannot reach the package registry, so this machine must: check pip's settings here.",
         )
+
+
+def _reason(said: str) -> str:
+    """Return what pip said, without its tries; where no name was resolved its conclusion is wrong."""
+    lines = [line for line in said.splitlines() if not line.startswith("WARNING: Retrying")]
+    no_network = len(lines) < len(said.splitlines()) and "name resolution" in said
+    return "it has no internet" if no_network else "\n".join(lines).strip()[-1500:]
 
 
 def unpacked(wheels: Iterable[Path], names: Collection[str]) -> int:

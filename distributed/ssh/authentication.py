@@ -177,7 +177,9 @@ def _not_accepted(host: Host, settings: SshSettings, tried: list[str]) -> HostEr
         return HostError(host.address, what, remedy=f"Run: {add} {shlex.quote(locked[0])}")
     only = len(settings.identities) == 1
     key = f"-i {shlex.quote(str(settings.identities[0]))} " if only else ""
-    return HostError(host.address, what, remedy=f"Run: ssh-copy-id {key}{settings.target}")
+    return HostError(
+        host.address, what, remedy=f"If {settings.user} is your name there, run: ssh-copy-id {key}{settings.target}"
+    )
 
 
 def usable_keys(

@@ -42,7 +42,8 @@ def runs_list(
         print(json.dumps([to_json(*row) for row in rows], indent=2))
         return ExitStatus.OK
     if not rows:
-        console.print(f"no run in {', '.join(map(str, folders))}")
+        where = ", ".join(str(folder.absolute()) for folder in folders)
+        console.print(f"no run in {where}: runs are kept where `runs_dir` says, usually where training was started")
         return ExitStatus.OK
     console.print(fitting(console, run_tables.list_table(rows, console.width)))
     for run in runs:

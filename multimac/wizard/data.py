@@ -49,6 +49,7 @@ DEPTH = 4  # levels of folders below the current one
 SEARCH_S = 2.0  # a home folder holds too much to search it all while a person waits
 SKIPPED = {"runs", "node_modules", "site-packages", "__pycache__", "build", "dist", "tests"}
 SHOWN = 3  # clips
+OTHER_DATA = "another folder or table (CSV, Excel, JSON), such as ~/recordings"
 AGAIN = Option(value="again", title="choose other data (or fix this first, then choose it again)")
 Manifests = dict[str, Path]  # by kind: one to train on, and those that belong to it by name
 
@@ -58,12 +59,12 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
     offers, options = questions.once("offers", None, lambda: _found(config, console, nearby=nearby))
     while True:
         if options:
-            message, other, first = "Which recordings?", "another manifest or folder", options[0].value
+            message, other, first = "Which recordings?", OTHER_DATA, options[0].value
             answer = questions.select("data", message, options, first, other=other, check=_check)
         else:
             message = "Your recordings: a manifest (CSV, TSV, JSON), or a folder of any layout in docs/data.md:"
             answer = questions.text("data", message, "", _check)
-        path = typed_path(answer).absolute()
+        path = Path(os.path.normpath(typed_path(answer).absolute()))
         try:
             if answer in offers:
                 data = replace(offers[answer], samples={}, split={})  # without those of an earlier answer
@@ -73,7 +74,6 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
             data.manifests, data.source = dict.fromkeys(kinds_inside(train), train) | data.manifests, train
             _read(questions, data, console)
         except TunerError as error:
-            console.print(error.told, style="red")
             questions.again("This data cannot be used.", [AGAIN], error)
         else:
             _show_checks(questions, data, console)
@@ -133,6 +133,8 @@ def _found(config: ConfigFile, console: Console, *, nearby: bool) -> tuple[dict[
         known = {data.manifests["train"] for data in offers.values()}
         found = [files for files in find(Path.cwd()) if files["train"] not in known] if nearby else []
         offers |= {str(files["train"]): Data(manifests=files) for files in found}
+        if "demo" in offers:
+            offers["demo"] = offers.pop("demo")  # one's own first
         return offers, [_option(name, data) for name, data in offers.items()]
 
 

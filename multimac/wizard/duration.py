@@ -17,7 +17,7 @@ from whisper_tuner.hub import folder_here
 from whisper_tuner.text import counted
 
 from .draft import Draft
-from .questions import Questions
+from .questions import Questions, drop_typed
 
 STEPS = 9  # the first is not counted
 HEARD = 8  # clips of the test set
@@ -77,6 +77,7 @@ def _measured(questions: Questions, draft: Draft, scratch: Path, console: Consol
 
     try:
         speeds = questions.once("time", draft.job_of_machines(), look)
+        drop_typed()
     except (TunerError, OSError) as error:
         console.print(f"How long it takes could not be measured: {error}", style="yellow", markup=False, soft_wrap=True)
         return []

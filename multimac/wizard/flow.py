@@ -20,13 +20,14 @@ from rich.table import Table
 
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.plan.hosts_file import load_hosts
+from exogym.config import nearest
 from multimac.commands.options import CONFIG, Config, Detach, command
 from multimac.view.terminal import Console
 from whisper_tuner.config import KINDS as SECTION_KINDS
 from whisper_tuner.config import ConfigFile
-from whisper_tuner.errors import ConfigError, ExitStatus
+from whisper_tuner.errors import ConfigError, ExitStatus, ModelError
 from whisper_tuner.fact_store import CACHE, FactStore
-from whisper_tuner.files import check_writable, shown
+from whisper_tuner.files import beside, check_writable, shown
 from whisper_tuner.interrupts import as_ctrl_c
 from whisper_tuner.languages import language_code
 
@@ -34,7 +35,16 @@ from .data import ask_data, ask_split, typed_path
 from .draft import Draft, numbered, read_text
 from .duration import show_time
 from .hosts import ALONE, HOSTS, ask_hosts, ask_strategy
-from .model import ask_language, ask_method, ask_model, ask_settings, is_multilingual, suggested_model, this_machine
+from .model import (
+    BUNDLED,
+    ask_language,
+    ask_method,
+    ask_model,
+    ask_settings,
+    is_multilingual,
+    suggested_model,
+    this_machine,
+)
 from .questions import Back, Option, Questions, write_answers
 
 NOW, LATER, LEAVE, CHANGE, MACHINES = "now", "later", "leave", "change", "machines"
@@ -103,9 +113,11 @@ def train(
 ) -> ExitStatus:
     """Train on recordings with the settings that the wizard suggests, and save these as a profile."""
     console = Console()
-    if not typed_path(recordings).exists():
+    if not (path := typed_path(recordings)).exists():
         remedy = "Name a folder with recordings and texts, or a table that names them: docs/data.md has all layouts."
-        raise ConfigError(f"{recordings}: there is no such file or folder", remedy=remedy)
+        raise ConfigError(
+            f"{recordings}: there is no such file or folder{nearest(path.name, beside(path))}", remedy=remedy
+        )
     check_writable(config.absolute().parent)
     if language:
         language_code(language)
@@ -114,7 +126,7 @@ def train(
     given = {"data": recordings, "language": language, "model": model, "where": HOSTS if hosts else ALONE}
     questions = Questions(console=console, answers={key: value for key, value in given.items() if value}, place="--")
     with as_ctrl_c(signal.SIGHUP, signal.SIGTERM), tempfile.TemporaryDirectory(prefix="multimac-train-") as scratch:
-        draft, _ = _ask(questions, config.absolute(), Path(scratch), console, hosts_file=hosts)
+        draft, _ = _ask(questions, config.absolute(), Path(scratch), console, hosts_file=hosts and hosts.absolute())
         _save(draft, console)
     return _run(draft, console, detach=detach)
 
@@ -143,9 +155,11 @@ def _ask(
     speech_s = sum(sample.duration_s for sample in data.samples["train"])
     known = questions.answers.get("model", "")
     model = questions.once("suggest", round(speech_s), lambda: suggested_model(before, speech_s, known, console))
+    if questions.asks_nobody and not known and model.base_model == str(BUNDLED):
+        raise ModelError("no model for this speech", remedy="Name one that is on this disk with --model FOLDER.")
     draft = Draft(config_path=config, config_text=text, model=model, data=data)
     start = CHANGE
-    if questions.interactive:
+    if questions.interactive and "model" not in questions.earlier:  # else they were about to change something
         draft.data = ask_split(suggestions, data, console)
         draft.language = ask_language(questions, draft, console)
         draft.method = ask_method(suggestions, model)
@@ -162,12 +176,14 @@ def _ask(
         if not (questions.interactive and draft.language and is_multilingual(draft.model)):
             draft.language = ask_language(questions, draft, console)
         draft.method = ask_method(questions, draft.model)
+        if any(questions.taken[key] != questions.earlier.get(key) for key in ("model", "method")):
+            questions.earlier.pop("learning_rate", None)  # it was meant for another model
         draft.settings = ask_settings(questions, draft, console)
     if group := ask_hosts(questions, draft, scratch, console, hosts_file):
         ask_strategy(questions, draft, group, scratch, console)
     _ask_name(questions, draft)
     _show(draft, console)
-    if questions.interactive or questions.path is None:
+    if questions.interactive or questions.asks_nobody:
         show_time(questions, draft, scratch, console)
     decided = [option for option in READY if option.value not in (MACHINES, CHANGE)]
     start = questions.select("start", "Ready?", decided, NOW)
@@ -235,7 +251,7 @@ def _show(draft: Draft, console: Console) -> None:
         table.add_row("machines", addresses, f"from {draft.group.path.name}")
     console.print(f"To be written to {draft.config_path.name} as {' and '.join(headers)}:", markup=False)
     console.print(table)
-    console.print("Everything else has its default; `multimac config show` lists all settings.")
+    console.print(f"Everything else has its default: multimac config show {draft.run_name}", markup=False)
 
 
 def _command(draft: Draft) -> str:

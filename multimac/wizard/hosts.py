@@ -80,7 +80,6 @@ def ask_hosts(
             _make_ready(questions, draft, group, scratch, console)
             return group
         except TunerError as error:
-            console.print(error.told, style="red", soft_wrap=True)
             options = [OTHERS, GIVE_UP] if where == NEW and group is None else [AGAIN, OTHERS, GIVE_UP]
             where = questions.again("What next?", options, error)
             if where != AGAIN.value:  # answers about hosts that were given up do not count any more

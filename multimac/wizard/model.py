@@ -80,7 +80,7 @@ def ask_model(questions: Questions, config: ConfigFile, suggested: Model, consol
     model = models.get(answer) or _model_of(answer, config)
     is_multilingual(model)  # what is damaged there is told at once
     said = questions.once("at hand", model.base_model, partial(_not_at_hand, model.base_model))
-    if said and not questions.interactive and questions.path is None:
+    if said and questions.asks_nobody:
         raise said
     if said:  # it may be there when the training begins
         console.print(str(said), style="yellow", markup=False, soft_wrap=True)
@@ -110,7 +110,9 @@ def suggested_model(config: ConfigFile, speech_s: float, chosen: str, console: C
         return usual[0]
     here = [model for model in [*usual, *models.values()] if _fitting(model) and folder_here(model.base_model)]
     if usual and here:
-        what = f"{usual[0].base_model} cannot be fetched now; {here[0].base_model} is on this disk."
+        what = f"{usual[0].base_model} cannot be fetched now; {shown(Path(here[0].base_model))} is on this disk."
+        if here[0].base_model == str(BUNDLED):
+            what += " That is the small model of the demo, which knows some English sentences, and no other language."
         console.print(what, style="yellow", markup=False)
     return next(iter([*here, *usual, *filter(_fitting, models.values()), *models.values()]))
 
@@ -170,11 +172,13 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
 
 
 def ask_language(questions: Questions, draft: Draft, console: Console) -> str:
-    """Return the code of a language; "" for an English-only model, which is told none."""
+    """Return the code of a language; "" for an English-only model, unless one is given for the comparison of texts."""
     if not is_multilingual(draft.model):
-        if questions.answers.get("language"):
-            console.print(f"{draft.model.base_model} is English-only, so it is told no language.", soft_wrap=True)
-        return ""
+        if not (given := questions.answers.get("language", "")):
+            return ""
+        what = f"{draft.model.base_model} is English-only: it is told no language. Texts are compared as {given}."
+        console.print(what, markup=False)
+        return language_code(given)
     # That of the data's section, else of the data itself, else what the profile inherits.
     draft.language = draft.data.language
     inherited = draft.extended_config().profile_values(draft.name).values.get("language", "")

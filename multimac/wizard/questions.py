@@ -9,6 +9,8 @@ from __future__ import annotations
 import configparser
 import json
 import re
+import sys
+import termios
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,6 +217,11 @@ class Questions(Journal):
         self.cut: list[Path] = []
         self._console = console or Console()
 
+    @property
+    def asks_nobody(self) -> bool:
+        """Whether all answers were given with the command, so that nobody has looked at them."""
+        return not self.interactive and self.path is None
+
     def go_back(self) -> None:
         """Answer the same questions as before from here on, up to the one before the last."""
         super().go_back()
@@ -232,8 +239,9 @@ class Questions(Journal):
         if not self.interactive:
             return self._read(key, default, lambda answer: _check_option(answer, options, check if other else None))
         extra = [Option(value=OTHER, title=other)] if other else []
-        default = self.earlier.get(key, default)
-        if other and default and default not in [option.value for option in options]:
+        if (earlier := self.earlier.get(key, "")) in [option.value for option in options]:
+            default = earlier
+        elif earlier and other and not _refused(check, earlier):
             default = OTHER
         answer = self._pick(message, [*options, *extra], default)
         if answer == OTHER:
@@ -246,11 +254,7 @@ class Questions(Journal):
             return self._read(key, default, check)
 
         def valid(answer: str) -> bool | str:
-            try:
-                check(answer.strip())
-            except (OSError, ValueError, TunerError) as error:
-                return " ".join(str(error).split())
-            return True
+            return _refused(check, answer.strip()) or True
 
         def ask(suggested: str) -> str:
             return self._ask(questionary.text(message, default=suggested, validate=valid)).strip()
@@ -274,9 +278,10 @@ class Questions(Journal):
         return self.taken[key].lower() in TRUE
 
     def again(self, message: str, options: Sequence[Option], error: TunerError) -> str:
-        """Ask what to do after `error`, which is on the screen; without a person it is raised."""
+        """Show an error, and ask what to do; without a person it is raised."""
         if not self.interactive:
             raise error
+        self._console.print(error.told, style="red", soft_wrap=True)
         return self._pick(message, options, options[0].value, lasting=False)
 
     def finish(self) -> None:
@@ -315,6 +320,21 @@ class Questions(Journal):
     def _ask(self, question: questionary.Question) -> Any:
         self._console.quiet = False
         return _answer(question, can_go_back=self.can_go_back)
+
+
+def drop_typed() -> None:
+    """Forget keys that were typed during a wait: they were not meant for the question after it."""
+    if sys.stdin.isatty():
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)
+
+
+def _refused(check: Check, answer: str) -> str:
+    """Return why an answer is impossible; "" if it is not."""
+    try:
+        check(answer)
+    except (OSError, ValueError, TunerError) as error:
+        return " ".join(str(error).split())
+    return ""
 
 
 def _check_option(answer: str, options: Sequence[Option], check_other: Check | None) -> None:

@@ -148,7 +148,7 @@ MISTAKES = {
         TRAIN,
         5,
         ("127.0.0.1: no key was accepted", "strange"),
-        ("Run: ssh-copy-id -i ", "strange", " -p "),
+        ("run: ssh-copy-id -i ", "strange", " -p "),
     ),
     "the key file is not there": (
         lambda host: host.write(ssh_key_path=str(host.desk.folder / "id_none")),

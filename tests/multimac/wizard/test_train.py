@@ -12,6 +12,7 @@ from test_wizard_layouts import clips, pairs
 
 import cli_typer
 from distributed.checkup.speed import Speed
+from multimac.wizard import flow
 from multimac.wizard.duration import expected_s, in_words
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import Sample
@@ -81,3 +82,22 @@ def test_what_a_run_takes_is_the_sum_of_its_parts():
         "about 10 minutes",
         "about 1 h 2 min",
     ]
+
+
+def test_a_hosts_file_may_be_named_from_here(tmp_path, monkeypatch):
+    """What is named relative to this folder is the file of the run, too."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts.json").write_text('{"master": "127.0.0.1", "workers": []}')
+    given = {}
+    monkeypatch.setattr(flow, "_ask", lambda *_, hosts_file: given.update(file=hosts_file) or sys.exit(0))
+    with pytest.raises(SystemExit):
+        cli_typer.main(["train", str(PROJECT / "bundled/data"), "--hosts", "hosts.json"])
+    assert given == {"file": tmp_path / "hosts.json"}
+
+
+def test_the_demos_model_is_nobodys_voice(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli_typer.main(["train", str(PROJECT / "bundled/data/train.csv"), "--language", "fr"]) == 4
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "cannot be fetched now" in said and "Name one that is on this disk with --model FOLDER." in said
+    assert not list(tmp_path.iterdir())

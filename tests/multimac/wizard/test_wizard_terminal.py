@@ -287,8 +287,20 @@ def test_a_remedy_is_shown_and_tried_again(folder, ssh_server, tmp_path):
     assert not (ssh_server.folder / "project").exists()
 
 
-def test_recordings_then_go_and_what_a_person_answered_who_left_is_suggested(folder, screen):
+def test_recordings_then_go(folder, screen):
     """The model of this test is English-only, so there is no question about the language."""
+    screen.expect("Which recordings")
+    time.sleep(0.1)
+    screen.type(ENTER)
+    shown = screen.expect("Ready?")
+    assert "[profile:home-lora]" in shown and "Epochs" not in shown
+    time.sleep(0.1)
+    screen.type(3 * DOWN + ENTER)
+    assert screen.wait() == 0
+    assert ConfigFile(folder / "config.ini").profile("home-lora").method == "lora"
+
+
+def test_what_a_person_answered_who_left_is_suggested(folder, screen):
     enter_until(screen, "Epochs")
     time.sleep(0.1)
     screen.type(DELETE + "7" + ENTER)
@@ -299,23 +311,13 @@ def test_recordings_then_go_and_what_a_person_answered_who_left_is_suggested(fol
     screen.expect("Your answers are suggested the next time.")
     again = Screen(folder)
     try:
-        enter_until(again, "Epochs")
-        again.expect("7")
+        for question in ("Which recordings", "Split off", "Which model", "Which weights"):
+            again.expect(question)
+            time.sleep(0.1)
+            again.type(ENTER)
+        again.expect("Epochs (passes over the clips): 7")
         time.sleep(0.1)
         again.type(ESCAPE)
         assert again.wait() == 130
     finally:
         again.end()
-    express = Screen(folder, "--config", str(folder / "config.ini"))
-    try:
-        express.expect("Which recordings")
-        time.sleep(0.1)
-        express.type(ENTER)
-        shown = express.expect("Ready?")
-        assert "[profile:home-lora]" in shown and "Epochs" not in shown
-        time.sleep(0.1)
-        express.type(3 * DOWN + ENTER)
-        assert express.wait() == 0
-    finally:
-        express.end()
-    assert ConfigFile(folder / "config.ini").profile("home-lora").method == "lora"
