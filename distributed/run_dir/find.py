@@ -53,7 +53,7 @@ def find_run(name: str, folders: Sequence[Path], *, others: Sequence[str] = (), 
     path = expanded(name).absolute()
     if name not in names and ("/" in name or not runs) and path.is_dir() and _is_run(path):
         return path
-    where = ", ".join(str(folder.absolute()) for folder in folders)
+    where = ", ".join(str(folder if runs else folder.absolute()) for folder in folders)
     return runs[names.index(meant(name, names, where, others=others, remedy=remedy))]
 
 

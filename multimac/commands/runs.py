@@ -43,7 +43,8 @@ def runs_list(
         return ExitStatus.OK
     if not rows:
         where = ", ".join(str(folder.absolute()) for folder in folders)
-        console.print(f"no run in {where}: runs are kept where `runs_dir` says, usually where training was started")
+        console.print(f"no run in {where}", soft_wrap=True)
+        console.print("Runs are kept where `runs_dir` says, usually in the folder where training was started.")
         return ExitStatus.OK
     console.print(fitting(console, run_tables.list_table(rows, console.width)))
     for run in runs:

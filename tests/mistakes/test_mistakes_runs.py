@@ -88,7 +88,7 @@ MISTAKES = {
         f"there is no run '20251121-101010-mien', did you mean '{RUN}'?",
         f"Runs in runs:\n    {RUN}",
     ),
-    "no run at all": (None, "finetune --resume last", 3, "there is no run 'last'", "There is no run in runs"),
+    "no run at all": (None, "finetune --resume last", 3, "there is no run 'last'", "There is no run in {desk}/runs"),
     "a name that two runs begin with": (two_runs, "runs show 2025", 3, "2 runs begin with '2025'", RUN),
     "a finished run": (finished, RESUME, 6, f"run {RUN} is finished", "start a new run with more epochs"),
     "a run of another profile": (

@@ -228,7 +228,7 @@ MISTAKES = {
         foreign_files,
         TRAIN,
         5,
-        ("127.0.0.1", "files that no sync put there", "distributed/fit.py"),
+        ("127.0.0.1", "1 file that no sync put there", "distributed/fit.py"),
         ("Move that folder away", "project_path"),
     ),
     "other code on the host, and --no-sync": (

@@ -397,7 +397,7 @@ def test_runs_are_found_by_id_beginning_path_and_last(runs, cli):
 
 
 def test_the_runs_folder_is_the_one_named_or_those_of_config_ini(runs, cli, tmp_path):
-    assert cli("runs", "list") == (0, "no run in runs\n")
+    assert cli("runs", "list")[1].startswith(f"no run in {tmp_path}/runs\nRuns are kept where")
     assert cli("runs", "show")[0] == 3
     shutil.copytree(runs.copy("20251121-101010-tiny"), tmp_path / "elsewhere" / "20251122-101010-other")
     assert "other" in cli("runs", "list", "--runs-dir", "elsewhere")[1]

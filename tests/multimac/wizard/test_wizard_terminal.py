@@ -221,7 +221,7 @@ def test_clips_that_were_cut_stay_and_are_not_cut_again(folder, screen, clips, t
     subtitles(tmp_path / "talks", clips)
     for question, keys in {
         "Which recordings": DOWN + ENTER,
-        "another manifest or folder": f"{tmp_path / 'talks'}{ENTER}",
+        "another folder or table (CSV, Excel, JSON), such as ~/recordings:": f"{tmp_path / 'talks'}{ENTER}",
         "Folder for the clips": ENTER,
         "Ready?": BACK,
         "Folder for the clips and their manifests:": ENTER,
