@@ -14,7 +14,6 @@ from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.steps import steps_in_epoch
 from whisper_tuner.errors import TunerError
 from whisper_tuner.hub import folder_here
-from whisper_tuner.text import counted
 
 from .draft import Draft
 from .questions import Questions, drop_typed
@@ -43,9 +42,11 @@ def show_time(questions: Questions, draft: Draft, scratch: Path, console: Consol
 
 
 def in_words(seconds: float) -> str:
-    minutes = max(1, round(seconds / 60))
+    if seconds < 150:
+        return f"about {max(10, round(seconds, -1)):.0f} seconds"
+    minutes = round(seconds / 60)
     hours = f"{minutes // 60} h " if minutes >= 60 else ""
-    return f"about {hours}{minutes % 60} min" if hours else f"about {counted(minutes, 'minute')}"
+    return f"about {hours}{minutes % 60} min" if hours else f"about {minutes} minutes"
 
 
 def expected_s(
