@@ -47,7 +47,8 @@ def test_a_keeper_lives_as_long_as_its_process(monkeypatch):
     assert module.keep_awake(worker.pid) == "tail"
 
     def held() -> list[psutil.Process]:
-        return [child for child in psutil.Process().children() if child.cmdline() == line]
+        alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+        return [child for child in alive if child.as_dict(["cmdline"])["cmdline"] == line]
 
     wait_until(held)  # a child that has only just been started has no command line yet
     [tail] = held()
