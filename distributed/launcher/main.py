@@ -78,8 +78,8 @@ class Launcher:
             return ExitStatus.OK, ""
         except KeyboardInterrupt:
             self._at_once = True
-            message = NOT_EVALUATED if self._trained else "stopped at once" + self._again()
-            return ExitStatus.INTERRUPTED, message
+            stopped = "stopped at once" + (self._again() or "; nothing was saved yet")
+            return ExitStatus.INTERRUPTED, NOT_EVALUATED if self._trained else stopped
         except Refused as error:
             return error.exit_status, str(error)
         except TunerError as error:

@@ -62,7 +62,7 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
             message, other, first = "Which recordings?", OTHER_DATA, options[0].value
             answer = questions.select("data", message, options, first, other=other, check=_check)
         else:
-            message = "Your recordings: a manifest (CSV, TSV, JSON), or a folder of any layout in docs/data.md:"
+            message = "Your recordings: a folder or a table (CSV, Excel, JSON), as docs/data.md has them:"
             answer = questions.text("data", message, "", _check)
         path = Path(os.path.normpath(typed_path(answer).absolute()))
         try:
