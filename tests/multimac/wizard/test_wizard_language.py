@@ -130,3 +130,11 @@ def test_the_locale_of_common_voice_is_its_language(folder, monkeypatch, capsys,
         assert status == 0 and ConfigFile(folder / "config.ini").profile("mine").language == code
     else:
         assert status == 3 and "language is missing, and it has no default" in capsys.readouterr().err
+
+
+def test_texts_are_compared_in_their_language_also_by_an_english_only_model(draft, capsys):
+    draft.model = Model(base_model="openai/whisper-tiny.en")
+    told = Questions(answers={"language": "French"})
+    assert asking.ask_language(told, draft, Console()) == "fr"
+    assert "Texts are compared as French" in " ".join(capsys.readouterr().out.split())
+    assert asking.ask_language(Questions(answers={}), draft, Console()) == ""
