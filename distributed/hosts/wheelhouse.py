@@ -24,6 +24,7 @@ from .paths import PROJECT
 CACHE = PROJECT / ".cache" / "wheelhouse"
 COMPLETE = "wheels.txt"  # is there once all wheels are: requirements for pip, with the hash of each
 BLOCK = 4096  # bytes: a file takes whole ones
+UNRESOLVED = ("Temporary failure in name resolution", "nodename nor servname provided")  # on Linux, on a Mac
 QUIET = ("--quiet", "--disable-pip-version-check", "--no-input")
 _filling = threading.Lock()
 
@@ -93,16 +94,17 @@ def download(host: str, target: Target, folder: Path, requirements: Path, constr
     if done.returncode:
         raise HostError(
             host,
-            f"this machine cannot fetch the wheels for {target.tag}: {_reason(done.stderr)}",
+            f"this machine cannot fetch the wheels for {target.tag}: {reason(done.stderr)}",
             remedy="The host cannot reach the package registry, so this machine must: check pip's settings here.",
         )
 
 
-def _reason(said: str) -> str:
-    """Return what pip said, without its tries; where no name was resolved its conclusion is wrong."""
-    lines = [line for line in said.splitlines() if not line.startswith("WARNING: Retrying")]
-    no_network = len(lines) < len(said.splitlines()) and "name resolution" in said
-    return "it has no internet" if no_network else "\n".join(lines).strip()[-1500:]
+def reason(said: str) -> str:
+    """Return what pip said, without its tries; where it could not resolve a name, its conclusion may be wrong."""
+    lines = said.strip().splitlines()
+    told = "\n".join(line for line in lines if not line.startswith("WARNING: Retrying"))[-1500:]
+    unresolved = any(words in said for words in UNRESOLVED)
+    return f"a server's name was not resolved: is there internet here? {told}" if unresolved else told
 
 
 def unpacked(wheels: Iterable[Path], names: Collection[str]) -> int:

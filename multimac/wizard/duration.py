@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from distributed.checkup.speed import Speed, measure, of_all_lengths, step_of_all
+from distributed.hosts.sync import no_progress
 from distributed.ssh.host import Host, Hosts
 from multimac.view.progress import working
 from whisper_tuner.data.dataset import Sample
@@ -25,7 +26,10 @@ HERE = Hosts(master=Host(address="this machine"), workers=())
 
 
 def show_time(questions: Questions, draft: Draft, scratch: Path, console: Console) -> None:
-    """Print how long the run will take. Alone it is measured; of hosts it is known if they were measured."""
+    """Print how long the run will take. Alone it is measured; of hosts it is known if they were measured.
+
+    What hosts take to transcribe the test set was not measured.
+    """
     model, group = draft.model.base_model, draft.group
     if not group and questions.interactive and not folder_here(model):
         console.print(f"{model} is downloaded first, so how long it takes is not known.", markup=False, soft_wrap=True)
@@ -38,7 +42,8 @@ def show_time(questions: Questions, draft: Draft, scratch: Path, console: Consol
         step_s = speeds[0].mean_step_s
     seconds = expected_s(draft.data.samples, int(draft.settings["epochs"]), _steps(draft, len(speeds)), step_s, speeds)
     longest = " at most" if "early_stopping" in draft.settings else ""
-    console.print(f"By a few steps on your clips, this will take {in_words(seconds)}{longest}.")
+    what = "training, without the evaluation," if group else "this"
+    console.print(f"By a few steps on your clips, {what} will take {in_words(seconds)}{longest}.")
 
 
 def in_words(seconds: float) -> str:
@@ -73,8 +78,7 @@ def _measured(questions: Questions, draft: Draft, scratch: Path, console: Consol
 
     def look() -> list[Speed]:
         with working(console, "measuring a few training steps and transcripts (usually under a minute)"):
-            nothing = lambda *_: None  # noqa: E731 - no host is sent anything
-            return measure(job, samples["train"], HERE, (), scratch, nothing, (1,), steps=STEPS, test=heard)
+            return measure(job, samples["train"], HERE, (), scratch, no_progress, (1,), steps=STEPS, test=heard)
 
     try:
         speeds = questions.once("time", draft.job_of_machines(), look)

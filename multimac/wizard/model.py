@@ -79,7 +79,7 @@ def ask_model(questions: Questions, config: ConfigFile, suggested: Model, consol
     )
     model = models.get(answer) or _model_of(answer, config)
     is_multilingual(model)  # what is damaged there is told at once
-    said = questions.once("at hand", model.base_model, partial(_not_at_hand, model.base_model))
+    said = questions.once("at hand", model.base_model, partial(_not_at_hand, model.base_model, console))
     if said and questions.asks_nobody:
         raise said
     if said:  # it may be there when the training begins
@@ -87,9 +87,11 @@ def ask_model(questions: Questions, config: ConfigFile, suggested: Model, consol
     return model
 
 
-def _not_at_hand(base_model: str) -> ModelError | None:
+def _not_at_hand(base_model: str, console: Console) -> ModelError | None:
+    """Return why a model cannot be had now; None if it is on this disk or on the hub."""
     try:
-        check_at_hand(base_model)
+        with working(console, f"looking for {base_model}"):
+            check_at_hand(base_model)
     except ModelError as error:
         return error
     return None
@@ -106,7 +108,7 @@ def suggested_model(config: ConfigFile, speech_s: float, chosen: str, console: C
     usual = [model for size in SUGGESTED for model in models.values() if model.base_model == f"openai/whisper-{size}"]
     soon = [model for model in usual if _has_gpu() or _minutes(model, speech_s) <= LONG_MIN]
     usual = [model for model in soon or usual[-1:] if fits(model, "lora")]
-    if usual and not _not_at_hand(usual[0].base_model):
+    if usual and not _not_at_hand(usual[0].base_model, console):
         return usual[0]
     here = [model for model in [*usual, *models.values()] if _fitting(model) and folder_here(model.base_model)]
     if usual and here:

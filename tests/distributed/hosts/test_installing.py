@@ -11,7 +11,7 @@ from rich.console import Console
 
 from distributed.hosts import environment
 from distributed.hosts.environment import shown
-from distributed.hosts.wheelhouse import BLOCK, unpacked
+from distributed.hosts.wheelhouse import BLOCK, reason, unpacked
 from multimac.view import progress as bars
 from multimac.view.transfers import transfers
 from whisper_tuner.errors import HostError
@@ -23,6 +23,17 @@ def test_how_much_wheels_take_on_a_disk(tmp_path):
             wheel.writestr("a.py", "x" * (BLOCK + 1))
             wheel.writestr("empty.py", "")
     assert unpacked(tmp_path.iterdir(), ["one-two", "none"]) == 2 * BLOCK
+
+
+@pytest.mark.parametrize("why", ["[Errno -3] Temporary failure in name resolution", "[Errno 111] Connection refused"])
+def test_what_pip_says_is_told_without_its_tries(why):
+    """As pip wrote it without a network; the object's address is left out."""
+    tried = (
+        f"WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('...: {why}')': /simple/a/"
+    )
+    error = "ERROR: No matching distribution found for a"
+    asked = "a server's name was not resolved: is there internet here? " if "resolution" in why else ""
+    assert reason(f"{tried}\n{tried}\n{error}\n") == asked + error
 
 
 def test_it_is_told_until_the_end(monkeypatch):

@@ -258,7 +258,7 @@ def test_the_model_that_is_suggested_follows_memory_and_speech(
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     here = {f"openai/whisper-{there}", str(model.BUNDLED)}
     monkeypatch.setattr(model, "folder_here", lambda name: tmp_path if name in here else None)
-    monkeypatch.setattr(model, "_not_at_hand", lambda name: None if name in here else ModelError("gone"))
+    monkeypatch.setattr(model, "_not_at_hand", lambda name, console: None if name in here else ModelError("gone"))
     found = model.suggested_model(ConfigFile(tmp_path / "config.ini", ""), hours * 3600, "", Console())
     assert found.base_model == (str(model.BUNDLED) if suggested == "bundled" else f"openai/whisper-{suggested}")
     expected = suggested == "bundled" or (there == "tiny" and hours < 1)
