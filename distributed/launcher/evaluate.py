@@ -204,7 +204,7 @@ def summary(result: Evaluation) -> dict:
         "wer_raw": result.raw.wer,
         "cer_raw": result.raw.cer,
     }
-    return {name: round(100 * rate, 2) for name, rate in rates.items()} | {
+    return {name: round(100 * rate, 4) for name, rate in rates.items()} | {
         "normalizer": result.normalizers[0],
         "normalizer_other": result.normalizers[1],
         "clips": len(result.rows),

@@ -15,7 +15,6 @@ from typer import Option
 
 from distributed.checkup.doctor.machine import FOR_HOSTS, machine_checks, service_checks
 from distributed.checkup.findings import Finding, Severity, Tell, examine, exit_status, problem
-from distributed.hosts.paths import PROJECT
 from distributed.plan.hosts_file import HOSTS_FILE
 from distributed.plan.job import resolve
 from multimac.view.progress import working
@@ -40,7 +39,7 @@ def doctor(
     file = ConfigFile(config) if profile else None
     job = resolve(file, profile) if file else None
     hosts = hosts or (config.parent / HOSTS_FILE).exists() or bool(file and file.has("distributed", profile))
-    runs = job.profile.runs_dir if job else PROJECT / "runs"
+    runs = job.profile.runs_dir if job else config.absolute().parent / "runs"
     services = [check for check in service_checks() if hosts or check.name not in FOR_HOSTS]
     with working(Console(stderr=True, highlight=False)) as show:  # stdout holds the result alone
         findings = examine([*machine_checks(job, runs), *services], show)

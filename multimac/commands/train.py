@@ -28,7 +28,7 @@ from distributed.ssh.host import Hosts
 from multimac.view.preflight_view import show_preflight
 from multimac.view.progress import working
 from multimac.view.terminal import Console
-from multimac.view.transfers import send, transfers
+from multimac.view.transfers import STEPS_EVERYWHERE, send, transfers
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.check import PROBLEMS_FILE, check_manifest, described
 from whisper_tuner.data.formats.layouts import doubtful
@@ -153,14 +153,15 @@ def _only_new(settings: Sequence[str] | None) -> None:
 
 def _measure_step(console: Console, job: Job, hosts: Hosts, report: Report) -> float | None:
     """Return the seconds of a step; None if it could not be measured, which stops nobody from training."""
-    what = "measuring three training steps on each host, once for hosts and a profile like these"
-    console.print(f"{what}; this usually takes less than a minute", soft_wrap=True)
+    console.print(
+        "measuring three training steps on each host, once for hosts and a profile like these", soft_wrap=True
+    )
     try:
         reading = Reading.of(job.profile)
         samples = check_manifest(
             job.profile.train, job.profile.max_duration_s, PROJECT / STORE, reading=reading
         ).samples
-        with tempfile.TemporaryDirectory() as scratch, transfers(console) as show:
+        with tempfile.TemporaryDirectory() as scratch, transfers(console, STEPS_EVERYWHERE) as show:
             speeds = measure(job, samples, hosts, report.remotes, Path(scratch), show, report.machine_workers)
         remember(job, hosts, speeds)
     except (TunerError, OSError) as error:

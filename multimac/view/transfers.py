@@ -16,12 +16,16 @@ from whisper_tuner.text import counted, size
 
 from .progress import progress, transfer
 
+STEPS_EVERYWHERE = "three steps on each machine (usually under a minute)"
+
 
 @contextlib.contextmanager
-def transfers(console: Console) -> Iterator[Progress]:
-    """A bar for each host; gives the progress callback of sync and setup."""
+def transfers(console: Console, then: str = "") -> Iterator[Progress]:
+    """A bar for each host; gives the progress callback of sync and setup. then: what goes on all the while."""
     tasks: dict[str, TaskID] = {}
     with progress(console, transfer) as bars:
+        if then:
+            bars.add_task(then, total=None)
 
         def show(host: str, done: int, total: int | None, file: str) -> None:
             if host not in tasks:

@@ -44,7 +44,8 @@ from whisper_tuner.text import counted, duration
 from .draft import KINDS, Data, numbered
 from .questions import Option, Questions
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
+TABLES = (".csv", ".tsv", ".xlsx")
+SUFFIXES = (*TABLES, ".jsonl", ".ndjson")
 DEPTH = 4  # levels of folders below the current one
 SEARCH_S = 2.0  # a home folder holds too much to search it all while a person waits
 SKIPPED = {"runs", "node_modules", "site-packages", "__pycache__", "build", "dist", "tests"}
@@ -62,7 +63,7 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
             message, other, first = "Which recordings?", OTHER_DATA, options[0].value
             answer = questions.select("data", message, options, first, other=other, check=_check)
         else:
-            message = "Your recordings: a folder or a table (CSV, Excel, JSON), as docs/data.md has them:"
+            message = "Your recordings: a folder or table (CSV, Excel, JSON; docs/data.md):"
             answer = questions.text("data", message, "", _check)
         path = Path(os.path.normpath(typed_path(answer).absolute()))
         try:
@@ -108,8 +109,7 @@ def bring_in(questions: Questions, source: Path, console: Console) -> dict[str, 
 
 def find(folder: Path) -> list[Manifests]:
     """Find manifests, and folders with a text beside each recording; after SEARCH_S seconds, those found by then."""
-    found = (path for path in _files(folder) if path.is_dir() or is_list(path))
-    return [files for files in _grouped(found) if "train" in files]
+    return [files for files in _grouped(_files(folder)) if "train" in files]
 
 
 def beside(manifest: Path) -> Manifests:
@@ -140,8 +140,10 @@ def _found(config: ConfigFile, console: Console, *, nearby: bool) -> tuple[dict[
 
 def _option(name: str, data: Data) -> Option:
     train = data.manifests["train"]
-    count = "a folder" if train.is_dir() else "not there"
-    if train.is_file():  # about as many as it has lines
+    count = "a folder" if train.is_dir() else "an Excel table" if train.suffix.lower() == ".xlsx" else "a file"
+    if not train.exists():
+        count = "not there"
+    elif train.is_file() and train.suffix.lower() != ".xlsx":  # about as many as it has lines
         with train.open("rb") as file:
             lines = sum(1 for line in file if line.strip())
         count = counted(lines if train.suffix.lower() in (".jsonl", ".ndjson") else lines - 1, "clip")
@@ -217,7 +219,7 @@ def _stamp(path: Path) -> int | None:
 
 def _show_checks(questions: Questions, data: Data, console: Console) -> None:
     """Tell how many rows of each kind the checks of texts and parts find, which decode nothing."""
-    language = _code(data.language) or data.stated_language
+    language = spoken(questions, data)
 
     def look() -> list[Finding]:
         manifests = {kind: Manifest(data.manifests[kind], samples, ()) for kind, samples in data.samples.items()}
@@ -234,6 +236,11 @@ def _show_checks(questions: Questions, data: Data, console: Console) -> None:
     console.print(f"This shows them, and listens to the recordings: multimac data check {named}", markup=False)
 
 
+def spoken(questions: Questions, data: Data) -> str:
+    """Return the code of the language that was given, else of what the data says of itself; "" if nothing does."""
+    return _code(questions.answers.get("language", "") or data.language) or data.stated_language
+
+
 def _code(language: str) -> str:
     try:
         return language_code(language) if language else ""
@@ -246,7 +253,8 @@ def ask_split(questions: Questions, data: Data, console: Console) -> Data:
     missing = [kind for kind in KINDS[1:] if kind not in data.manifests]
     if "test" not in missing:
         return data
-    message = f"There is no {' and no '.join(missing)} set. Split off a tenth of the clips for each?"
+    each = " for each" if len(missing) > 1 else ""
+    message = f"No {' or '.join(missing)} set. Split off a tenth of the clips{each}?"
     if not questions.confirm("split", message, True):
         console.print("Without a test set no WER is measured.")
         return data
@@ -299,7 +307,7 @@ def _grouped(paths: Iterable[Path]) -> list[Manifests]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Give files that may be manifests, and folders of recordings with texts, level by level."""
+    """Give manifests, tables beside recordings, and folders of recordings with texts, level by level."""
     deadline = time.monotonic() + SEARCH_S
     waiting = deque([(folder, 0)])
     while waiting and time.monotonic() < deadline:
@@ -312,12 +320,16 @@ def _files(folder: Path) -> Iterator[Path]:
             continue
         names = [Path(entry.name) for entry in entries if not entry.name.startswith(".")]
         texts = {name.stem for name in names if name.suffix.lower() == TEXT}
-        if depth and any(name.stem in texts for name in names if is_audio(name)):
+        audio = [name for name in names if is_audio(name)]
+        if depth and any(name.stem in texts for name in audio):
             yield place
+        files = []
         for entry in entries:
             if entry.name.startswith(".") or entry.name in SKIPPED:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 waiting += [(Path(entry.path), depth + 1)] if depth < DEPTH else []
             elif Path(entry.name).suffix.lower() in SUFFIXES:
-                yield Path(entry.path)
+                files.append(Path(entry.path))
+        # Beside recordings, a table without known columns may list them all the same.
+        yield from [*filter(is_list, files)] or [file for file in files if audio and file.suffix.lower() in TABLES]

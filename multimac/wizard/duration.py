@@ -32,7 +32,7 @@ def show_time(questions: Questions, draft: Draft, scratch: Path, console: Consol
     """
     model, group = draft.model.base_model, draft.group
     if not group and questions.interactive and not folder_here(model):
-        console.print(f"{model} is downloaded first, so how long it takes is not known.", markup=False, soft_wrap=True)
+        console.print(f"{model} is downloaded first, so how long it takes is not known.", markup=False)
         return
     speeds = list(group.speeds) if group else _measured(questions, draft, scratch, console)
     step_s = step_of_all(speeds)
@@ -84,9 +84,9 @@ def _measured(questions: Questions, draft: Draft, scratch: Path, console: Consol
         speeds = questions.once("time", draft.job_of_machines(), look)
         drop_typed()
     except (TunerError, OSError) as error:
-        console.print(f"How long it takes could not be measured: {error}", style="yellow", markup=False, soft_wrap=True)
+        console.print(f"How long it takes could not be measured: {error}", style="yellow", markup=False)
         return []
     if speeds[0].problem:
         what = f"How long it takes could not be measured: {speeds[0].problem}"
-        console.print(what, style="yellow", markup=False, soft_wrap=True)
+        console.print(what, style="yellow", markup=False)
     return speeds

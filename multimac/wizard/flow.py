@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,7 @@ from whisper_tuner.files import beside, check_writable, shown
 from whisper_tuner.interrupts import as_ctrl_c
 from whisper_tuner.languages import language_code
 
-from .data import ask_data, ask_split, typed_path
+from .data import ask_data, ask_split, spoken, typed_path
 from .draft import Draft, numbered, read_text
 from .duration import show_time
 from .hosts import ALONE, HOSTS, ask_hosts, ask_strategy
@@ -87,9 +88,8 @@ def wizard(
                 questions.taken.pop("start", None)
                 store.keep(ANSWERS, kept, dict.fromkeys(kept, questions.taken))
             with contextlib.suppress(OSError):  # the terminal may be gone
-                but = f" but the clips in {', '.join(map(str, map(shown, questions.cut)))}" if questions.cut else ""
                 again = " Your answers are suggested the next time." if questions.interactive else ""
-                console.print(f"Stopped: nothing was written{but}.{again}", markup=False, soft_wrap=True)
+                console.print(f"Stopped: nothing was written{_but_clips(questions)}.{again}", markup=False)
             return ExitStatus.INTERRUPTED
         store.keep(ANSWERS, kept, {name: {} for name in kept})
         _save(draft, console)
@@ -111,7 +111,10 @@ def train(
     detach: Detach = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
-    """Train on recordings with the settings that the wizard suggests, and save these as a profile."""
+    """Train on recordings with the settings that the wizard suggests, and save these as a profile.
+
+    Ctrl-C stops the run, which can be resumed; a run goes on when its terminal closes.
+    """
     console = Console()
     if not (path := typed_path(recordings)).exists():
         remedy = "Name a folder with recordings and texts, or a table that names them: docs/data.md has all layouts."
@@ -126,9 +129,18 @@ def train(
     given = {"data": recordings, "language": language, "model": model, "where": HOSTS if hosts else ALONE}
     questions = Questions(console=console, answers={key: value for key, value in given.items() if value}, place="--")
     with as_ctrl_c(signal.SIGHUP, signal.SIGTERM), tempfile.TemporaryDirectory(prefix="multimac-train-") as scratch:
-        draft, _ = _ask(questions, config.absolute(), Path(scratch), console, hosts_file=hosts and hosts.absolute())
+        try:
+            file = hosts and hosts.absolute()
+            draft, _ = _ask(questions, config.absolute(), Path(scratch), console, hosts_file=file)
+        except KeyboardInterrupt:
+            console.print(f"Stopped: nothing was written{_but_clips(questions)}.", markup=False)
+            return ExitStatus.INTERRUPTED
         _save(draft, console)
     return _run(draft, console, detach=detach)
+
+
+def _but_clips(questions: Questions) -> str:
+    return f" but the clips in {', '.join(str(shown(folder)) for folder in questions.cut)}" if questions.cut else ""
 
 
 def _save(draft: Draft, console: Console) -> None:
@@ -151,15 +163,19 @@ def _ask(
     """Ask for recordings and language, and suggest the rest; or ask every question, to the last one. Raises Back."""
     text = questions.once("config", config, lambda: read_text(config))
     before, suggestions = ConfigFile(config, text), Questions(answers={})
+    given = "model" in questions.answers  # then what is wrong with it is told before all is read
+    model = ask_model(questions, before, None, console) if given else None
     data = ask_data(questions, before, console)
-    speech_s = sum(sample.duration_s for sample in data.samples["train"])
-    known = questions.answers.get("model", "")
-    model = questions.once("suggest", round(speech_s), lambda: suggested_model(before, speech_s, known, console))
-    if questions.asks_nobody and not known and model.base_model == str(BUNDLED):
+    speech_s, language = sum(sample.duration_s for sample in data.samples["train"]), spoken(questions, data)
+    if model is None:
+        look = partial(suggested_model, before, speech_s, language, console)
+        model = questions.once("suggest", (round(speech_s), language), look)
+    is_unfit = not given and model.base_model == str(BUNDLED) and not data.source.is_relative_to(BUNDLED.parent)
+    if questions.asks_nobody and is_unfit:
         raise ModelError("no model for this speech", remedy="Name one that is on this disk with --model FOLDER.")
     draft = Draft(config_path=config, config_text=text, model=model, data=data)
     start = CHANGE
-    if questions.interactive and "model" not in questions.earlier:  # else they were about to change something
+    if questions.interactive and not is_unfit and "model" not in questions.earlier:  # then they had changed something
         draft.data = ask_split(suggestions, data, console)
         draft.language = ask_language(questions, draft, console)
         draft.method = ask_method(suggestions, model)
@@ -172,7 +188,7 @@ def _ask(
             return _decided(draft, start)
     if start == CHANGE:
         draft.data = ask_split(questions, data, console)
-        draft.model = ask_model(questions, before, model, console)
+        draft.model = model if given else ask_model(questions, before, model, console)
         if not (questions.interactive and draft.language and is_multilingual(draft.model)):
             draft.language = ask_language(questions, draft, console)
         draft.method = ask_method(questions, draft.model)
@@ -236,7 +252,7 @@ def _holds(config: ConfigFile, header: str, keys: Mapping[str, str]) -> bool:
 def _show(draft: Draft, console: Console) -> None:
     """Show the settings that are not the defaults, as config.ini will have them, and where others come from."""
     draft.job()  # says what is wrong with them
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2), pad_edge=False)
+    table = Table(box=None, show_header=False, padding=(0, 0, 0, 2), pad_edge=False)
     for style in ("bold", "", "dim"):
         table.add_column(style=style, overflow="fold")
     config, headers = draft.extended_config(), [f"[{header}]" for header, _ in draft.sections()]
@@ -251,7 +267,7 @@ def _show(draft: Draft, console: Console) -> None:
         table.add_row("machines", addresses, f"from {draft.group.path.name}")
     console.print(f"To be written to {draft.config_path.name} as {' and '.join(headers)}:", markup=False)
     console.print(table)
-    console.print(f"Everything else has its default: multimac config show {draft.run_name}", markup=False)
+    console.print(f"Everything else has its default. Once saved: multimac config show {draft.run_name}", markup=False)
 
 
 def _command(draft: Draft) -> str:

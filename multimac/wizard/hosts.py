@@ -20,21 +20,22 @@ from rich.table import Table
 from distributed.checkup.preflight import Report, preflight, unique
 from distributed.checkup.speed import Speed, measure, remember, step_of_all
 from distributed.hosts.interfaces import route_to
-from distributed.plan.automatic import FEWEST_ROUNDS, Conditions, Measured, chosen
+from distributed.plan.automatic import FEWEST_ROUNDS, PLAIN, Conditions, Measured, chosen
 from distributed.plan.hosts_file import HOSTS_FILE, check_is_this_machine, load_hosts
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, Hosts
 from distributed.ssh.machine import on_each
+from exogym.strategy import DiLoCoConfig
 from multimac.commands.hosts import hosts_setup
 from multimac.view.preflight_view import show
 from multimac.view.progress import working
-from multimac.view.transfers import transfers
+from multimac.view.transfers import STEPS_EVERYWHERE, transfers
 from whisper_tuner.config import Profile
 from whisper_tuner.data.steps import steps_in_epoch
 from whisper_tuner.errors import ConfigError, HostError, TunerError
 from whisper_tuner.files import expanded
 from whisper_tuner.model.memory import trained_parameters
-from whisper_tuner.text import size
+from whisper_tuner.text import counted, size
 
 from .draft import Draft, Group, numbered
 from .questions import Option, Questions
@@ -48,7 +49,7 @@ GIVE_UP = Option(value=ALONE, title="train on this machine alone")
 SMALL_SHARE = 0.2  # of a step; agreeing at each may take so much
 STRATEGIES = {
     "diloco": "DiLoCo: agree every few steps; for home networks and large models",
-    "allreduce": "AllReduce: agree at every step; the same as on one machine, but much traffic",
+    "allreduce": "AllReduce: agree at every step; as on one machine, but much traffic",
 }
 
 
@@ -135,14 +136,17 @@ def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path,
     if not group.hosts.workers:
         raise ConfigError(f"{group.path.name} names no workers", remedy="Add the other machines' addresses to it.")
     report = _look(questions, draft, group, console)
-    unready = ", ".join(unique(name for problem in report.errors for name in problem.hosts))
+    unready = unique(name for problem in report.errors for name in problem.hosts)
     curable = all(problem.check in CURED_BY_SETUP for problem in report.errors)
+    if questions.asks_nobody:  # an environment that the hosts file names, and is not there, may be a slip
+        curable &= not any(host.python_env for host in group.hosts.workers if host.address in unready)
     if unready and curable and all(facts.reached for facts in report.hosts):
         for problem in report.errors:
             console.print(f"{problem.host}: {problem.what}", markup=False, style="red", soft_wrap=True)
-        console.print(f"`hosts setup` creates a virtual environment with this machine's versions on {unready}.")
+        listed = ", ".join(unready)
+        console.print(f"`hosts setup` creates a virtual environment with this machine's versions on {listed}.")
         console.print("A host without internet gets the packages from here: about 400 MB, several minutes.")
-        if questions.confirm("setup", f"Set up {unready} now?", True):
+        if questions.confirm("setup", f"Set up {listed} now?", True):
             file = group.path if group.text is None else scratch / HOSTS_FILE
             questions.once("setup", group.hosts, lambda: hosts_setup(file), may_stay=lambda _: False, for_good=True)
             report = _look(questions, draft, group, console)
@@ -179,18 +183,20 @@ def ask_strategy(questions: Questions, draft: Draft, group: Group, scratch: Path
     known = Measured(bytes_s=group.bytes_s, spare_bytes=group.spare_bytes, step_s=step_of_all(speeds))
     conditions = Conditions(parameters=trained, hosts=hosts, steps=steps, measured=known)
     suggested = suggested_strategy(conditions)
-    job, rounds = chosen(draft.job().with_strategy("diloco"), conditions)
+    job, _ = chosen(draft.job().with_strategy("diloco"), conditions)
+    config, waiting, when = PLAIN, waiting_at_every_step(conditions), "at each step"
     if suggested == "diloco":
-        waiting = conditions.waiting(job.strategy_config(conditions.steps))
-    else:
-        waiting, assumed = waiting_at_every_step(conditions), "as measured" if group.bytes_s else "assumed"
-        sent, rate = size(conditions.round_bytes()), f"{conditions.bytes_s * 8e-6:.0f} Mbit/s"
-        rounds = f"in each step a host sends {sent}: {conditions.exchange_s():.1f} s at {rate}, {assumed}"
+        config = job.strategy_config(conditions.steps)
+        assert isinstance(config, DiLoCoConfig)
+        waiting, when = conditions.waiting(config), f"every {counted(config.H, 'step')}"
     times = speed_up(speeds, waiting)
-    if conditions.parameters:
-        console.print(f"{rounds[0].upper()}{rounds[1:]}.", markup=False, soft_wrap=True)
-    promise = "not measured" if times is None else f"{times:.1f} times"
-    console.print(f"Estimated speed-up over this machine alone: {promise}.")
+    if times is None:
+        console.print("How much faster they are together than this machine alone is not known: they were not measured.")
+    else:
+        sent, rate = size(conditions.round_bytes(config)), f"{conditions.bytes_s * 8e-6:.0f} Mbit/s"
+        takes = f"{conditions.exchange_s(config):.1f} s at {rate}{'' if group.bytes_s else ' (assumed)'}"
+        console.print(f"They would agree on the weights {when}: each sends {sent}, {takes}.", markup=False)
+        console.print(f"Estimated speed-up over this machine alone: {times:.1f} times.")
     worth_it = times is None or times > 1.1 or not questions.interactive  # an answers file that names hosts means them
     if questions.confirm("together", f"Train on these {hosts} machines together?", worth_it):
         draft.group, group.speeds = group, speeds
@@ -199,7 +205,7 @@ def ask_strategy(questions: Questions, draft: Draft, group: Group, scratch: Path
 
 def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> list[Speed]:
     """Measure each machine with three training steps, if the user wants it, and show what came of it."""
-    message = "Measure each machine's speed with three training steps? (sends the model and some clips)"
+    message = "Measure their speed with three steps? (sends the model and some clips)"
     if not questions.confirm("probe", message, True):
         return []
     job = draft.job()
@@ -210,8 +216,7 @@ def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, cons
             for remote in remotes:
                 stack.callback(remote.close)
             samples = draft.data.samples["train"]
-            show = stack.enter_context(transfers(console))
-            console.print("three training steps on all machines at once; this usually takes less than a minute")
+            show = stack.enter_context(transfers(console, STEPS_EVERYWHERE))
             speeds = measure(job, samples, group.hosts, remotes, scratch, show, group.machine_workers)
             remember(job, group.hosts, speeds)
             return speeds
@@ -239,7 +244,7 @@ def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, cons
 
 def _choose(questions: Questions, most: int, suggested: str, steps: int) -> dict[str, str]:
     options = [Option(value=name, short=title.split(":")[0], title=title) for name, title in STRATEGIES.items()]
-    message = "How should the machines agree on their weights? (docs/strategies.md has more ways)"
+    message = "How should they agree on their weights? (more in docs/strategies.md)"
     settings = {"strategy": questions.select("strategy", message, options, suggested)}
     if settings["strategy"] == "diloco":
         key, most = "communication_interval", max(1, most)

@@ -15,17 +15,17 @@ from rich.console import Console
 
 from distributed.checkup.programs import is_macos, output_of
 from distributed.hosts.paths import PROJECT
-from exogym.config import TRUE, parse
+from exogym.config import TRUE, nearest, parse
 from multimac.view.progress import working
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.labels import folder_is_multilingual, token_limit
 from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.eval.spoken_language import languages_heard
-from whisper_tuner.files import expanded, shown
+from whisper_tuner.files import beside, expanded, shown
 from whisper_tuner.hub import HUB_ID, check_at_hand, folder_here
 from whisper_tuner.languages import LANGUAGES, language_code
 from whisper_tuner.model.machine_memory import machine_memory
-from whisper_tuner.model.memory import MPS_SHARE, profile_memory, shape_of
+from whisper_tuner.model.memory import MPS_SHARE, PUBLISHED, profile_memory, shape_of
 from whisper_tuner.text import counted, size
 
 from .draft import Draft, Model
@@ -40,7 +40,7 @@ EPOCHS = 5
 OFFERED = ("tiny", "base", "small", "medium", "large-v3", "large-v3-turbo")
 METHODS = {
     "full": "all weights: best with hours of speech, most memory",
-    "lora": "LoRA, small matrices beside the weights: little memory, little to send",
+    "lora": "LoRA, small matrices beside the weights: little memory and traffic",
     "decoder": "the decoder only: new words and spelling rather than new sounds",
 }
 # (parameters up to, rate of full fine-tuning, rate of LoRA), as commonly used; small models bear larger rates.
@@ -67,7 +67,7 @@ ENOUGH_CLIPS = 20  # of validation: with fewer its loss says little
 BEST = {"keep_best": "true", "early_stopping": str(NO_BETTER)}
 
 
-def ask_model(questions: Questions, config: ConfigFile, suggested: Model, console: Console) -> Model:
+def ask_model(questions: Questions, config: ConfigFile, suggested: Model | None, console: Console) -> Model:
     models = offered(config)
     answer = questions.select(
         "model",
@@ -83,7 +83,7 @@ def ask_model(questions: Questions, config: ConfigFile, suggested: Model, consol
     if said and questions.asks_nobody:
         raise said
     if said:  # it may be there when the training begins
-        console.print(str(said), style="yellow", markup=False, soft_wrap=True)
+        console.print(str(said), style="yellow", markup=False)
     return model
 
 
@@ -97,24 +97,25 @@ def _not_at_hand(base_model: str, console: Console) -> ModelError | None:
     return None
 
 
-def suggested_model(config: ConfigFile, speech_s: float, chosen: str, console: Console) -> Model:
+def suggested_model(config: ConfigFile, speech_s: float, language: str, console: Console) -> Model:
     """Suggest the largest of SUGGESTED that LoRA trains here, in about an hour where there is no GPU.
 
-    Where the hub does not answer, it is one that is on this disk. chosen: a model that is answered already.
+    Where the hub does not answer, it is one that is on this disk, the demo's last. language: "" if it is not known yet.
     """
     models = offered(config)
-    if chosen:
-        return models.get(chosen) or _model_of(chosen, config)
     usual = [model for size in SUGGESTED for model in models.values() if model.base_model == f"openai/whisper-{size}"]
     soon = [model for model in usual if _has_gpu() or _minutes(model, speech_s) <= LONG_MIN]
     usual = [model for model in soon or usual[-1:] if fits(model, "lora")]
     if usual and not _not_at_hand(usual[0].base_model, console):
         return usual[0]
     here = [model for model in [*usual, *models.values()] if _fitting(model) and folder_here(model.base_model)]
+    here = [model for model in here if language in ("", "en") or is_multilingual(model)]
+    here.sort(key=lambda model: model.base_model == str(BUNDLED))
     if usual and here:
         what = f"{usual[0].base_model} cannot be fetched now; {shown(Path(here[0].base_model))} is on this disk."
         if here[0].base_model == str(BUNDLED):
-            what += " That is the small model of the demo, which knows some English sentences, and no other language."
+            what = f"{usual[0].base_model} cannot be fetched now, and the only model on this disk is that of the demo,"
+            what += " which knows some English sentences and no other language."
         console.print(what, style="yellow", markup=False)
     return next(iter([*here, *usual, *filter(_fitting, models.values()), *models.values()]))
 
@@ -164,11 +165,11 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
         needed = size(memory_needed(model, method, batch, longest))
         what = f"A step of {batch} clips would need {needed} of memory; this machine has {size(memory_here())}."
         what += " It is computed in smaller parts; the result is the same."
-        console.print(what, style="yellow", soft_wrap=True)
+        console.print(what, style="yellow")
     if "validation" in draft.data.samples and int(settings["epochs"]) > 1:
         enough = len(draft.data.samples["validation"]) >= ENOUGH_CLIPS
         suggested = own["keep_best"].lower() in TRUE if "keep_best" in own else enough
-        message = f"Take the best epoch by validation, and stop after {NO_BETTER} that are no better?"
+        message = f"Stop after {NO_BETTER} epochs without progress, and keep the best?"
         settings |= BEST if questions.confirm("keep_best", message, suggested) else {}
     return settings
 
@@ -229,7 +230,8 @@ def offered(config: ConfigFile) -> dict[str, Model]:
     """Return models by section, folder or hub id. No model stands there twice."""
     models = {name: _of_section(config, name) for name in config.names("model")}
     known = {model.base_model for model in models.values()}
-    others = [str(BUNDLED)] if BUNDLED.is_dir() else []
+    others = [str(file.parent) for file in sorted(Path.cwd().glob("*/config.json")) if shape_of(str(file.parent))]
+    others += [str(BUNDLED)] if BUNDLED.is_dir() else []
     others += [f"openai/whisper-{name}" for name in OFFERED]
     return models | {name: _model_of(name, config) for name in others if name not in known}
 
@@ -350,7 +352,8 @@ def _check_model(text: str, config: ConfigFile) -> None:
     model = _model_of(text, config)
     is_folder = _is_folder(model.base_model)
     if not is_folder and not re.fullmatch(HUB_ID, text):
-        raise ValueError("no such folder, and not a hub id such as openai/whisper-small")
+        near = nearest(text, [*beside(Path(model.base_model)), *PUBLISHED])
+        raise ValueError(f"no such folder, and not a hub id such as openai/whisper-small{near}")
     if is_folder and model.shape is None:
         raise ConfigError(f"{text} holds no Whisper model: it has no config.json of one")
     is_multilingual(model)

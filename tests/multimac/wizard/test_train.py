@@ -92,9 +92,32 @@ def test_a_hosts_file_may_be_named_from_here(tmp_path, monkeypatch):
     assert given == {"file": tmp_path / "hosts.json"}
 
 
-def test_the_demos_model_is_nobodys_voice(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("language", "beside", "words"),
+    [
+        ("en", "", "Name one that is on this disk with --model FOLDER."),  # the demo's model is nobody's voice
+        ("fr", "tiny.en", "openai/whisper-small is not on this disk"),  # nor is an English-only one a Frenchman's
+        ("en", "tiny.en", "tiny.en is on this disk"),
+        ("fr", "tiny", "tiny is on this disk"),
+    ],
+)
+def test_without_the_hub_a_model_beside_the_recordings_is_taken_if_it_knows_the_language(
+    tmp_path, monkeypatch, capsys, clips, language, beside, words
+):
     monkeypatch.chdir(tmp_path)
-    assert cli_typer.main(["train", str(PROJECT / "bundled/data/train.csv"), "--language", "fr"]) == 4
+    monkeypatch.setattr(flow, "_run", lambda *_, **__: 0)
+    (tmp_path / "voice").mkdir()
+    pairs(tmp_path / "voice", clips)
+    if beside:
+        write_whisper(tmp_path / beside, multilingual=not beside.endswith(".en"), seconds=5)
+    status = cli_typer.main(["train", "voice", "--language", language])
+    assert words in " ".join("".join(capsys.readouterr()).split())
+    assert status == (0 if words == f"{beside} is on this disk" else 4)
+
+
+def test_a_slip_in_a_models_name_is_told_before_the_recordings_are_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_whisper(tmp_path / "tiny.en", multilingual=False, seconds=5)
+    assert cli_typer.main(["train", str(PROJECT / "bundled/data"), "--model", "tinny.en"]) == 3
     said = " ".join("".join(capsys.readouterr()).split())
-    assert "cannot be fetched now" in said and "Name one that is on this disk with --model FOLDER." in said
-    assert not list(tmp_path.iterdir())
+    assert "did you mean 'tiny.en'?" in said and "clips" not in said

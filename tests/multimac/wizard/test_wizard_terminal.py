@@ -38,7 +38,7 @@ QUESTIONS = (
     "Epochs",
     "Learning rate",
     "Clips per step",
-    "Take the best epoch",
+    "Stop after 3 epochs",
     "Where do you want to train",
     "Name for this profile",
     "Ready?",
@@ -110,7 +110,8 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "home"
     folder.mkdir()
     (tmp_path / "tmp").mkdir()
-    (folder / "config.ini").write_text(f"# mine\n[model:small]\nbase_model = {PROJECT}/bundled/model\n")
+    (folder / "small").symlink_to(PROJECT / "bundled/model")  # under its own name it is the demo's, and not suggested
+    (folder / "config.ini").write_text("# mine\n[model:small]\nbase_model = small\n")
     lines = (PROJECT / "bundled/data/train.csv").read_text().splitlines()[:13]
     (folder / "all.csv").write_text("\n".join(lines).replace("train/", "") + "\n")
     for path in sorted((PROJECT / "bundled/data/train").iterdir())[:12]:
@@ -270,13 +271,13 @@ def test_a_remedy_is_shown_and_tried_again(folder, ssh_server, tmp_path):
         ssh_server.trust()
         time.sleep(0.1)
         screen.type(ENTER)
-        screen.expect("Measure each machine")  # a busy machine may have warnings
+        screen.expect("Measure their speed")  # a busy machine may have warnings
         time.sleep(0.1)
         screen.type(BACK)
         screen.expect("Where do you want to train")
         time.sleep(0.1)
         screen.type(ENTER)
-        shown = screen.expect("Measure each machine")  # the same answer: what was found is shown again
+        shown = screen.expect("Measure their speed")  # the same answer: what was found is shown again
         assert "packages" in shown and "checking" not in shown
         time.sleep(0.1)
         screen.type(ESCAPE)

@@ -185,10 +185,10 @@ def _unknown(place: Place, what: str, tried: Sequence[str] = ()) -> DataError:
     kinds = sorted({file.suffix.lower() or file.name for file in place.files})
     holds = f"it holds {counted(len(place.files), 'file')} ({', '.join(kinds[:8])})" if place.files else "it is empty"
     why = "".join(f"\n  {one}" for one in tried[:SHOWN]) + f"\n  and {len(tried) - SHOWN} more" * (len(tried) > SHOWN)
-    return DataError(
-        f"{place.path} {what}: {holds}{why}",
-        remedy="Name the file that lists your recordings, or save their texts as SRT. docs/data.md shows every layout.",
-    )
+    above = Place(place.path.absolute().parent).at_top(*lists.SUFFIXES, lists.excel.SUFFIX)
+    such = f" (in the folder above lies {above[0].name})" if above else ""
+    remedy = f"Name the file that lists your recordings{such}, or save their texts as SRT."
+    return DataError(f"{place.path} {what}: {holds}{why}", remedy=f"{remedy} docs/data.md shows every layout.")
 
 
 def with_siblings(train: Path, reading: Reading) -> dict[str, Path]:
