@@ -196,6 +196,13 @@ class Profile:
     precision: str = setting(
         "float32", "arithmetic of forward and backward", choices=("float32", "bf16"), example="bf16"
     )
+    frozen_precision: str = setting(
+        "auto",
+        "how weights are held that are not trained (method = lora, decoder); auto: float32, or where there is too "
+        "little memory for it bf16 or int8; the model that comes out has the published weights",
+        choices=("auto", "float32", "bf16", "int8"),
+        example="bf16",
+    )
     num_threads: int = setting(0, "CPU threads per process; 0: torch decides", low=0, example="2")
     runs_dir: Path = setting(Path("runs"), "where runs are kept", example="~/whisper-runs")
     checkpoint_interval: int = setting(
@@ -219,6 +226,10 @@ class Profile:
     @property
     def trains_encoder(self) -> bool:
         return self.method == "full" or (self.method == "lora" and self.lora_part == "all")
+
+    @property
+    def rounds_frozen(self) -> bool:
+        return self.method != "full" and self.frozen_precision in ("bf16", "int8")
 
     @property
     def caches_encoder(self) -> bool:

@@ -6,8 +6,8 @@ Also tries the job's own files on the master.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from distributed.hosts.agent_call import INSTALL_PYTHON, remedy_for
@@ -21,7 +21,7 @@ from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import DataError, TunerError
 from whisper_tuner.hub import check_model
-from whisper_tuner.model.memory import best_bytes, profile_memory, shape_of, trained_parameters
+from whisper_tuner.model.memory import Way, best_bytes, fastest, shape_of, trained_parameters, ways_of
 from whisper_tuner.text import size
 
 from .findings import Finding, Severity
@@ -52,14 +52,10 @@ IN_PARTS = "Batches that do not fit are computed in smaller parts; the result is
 class Needs:
     """Counts bytes of one worker. What the host holds already of `sent` counts in its favour.
 
-    memory: with whole batches; least: with one clip at a time. on_mps, on_cuda: both of them on a Mac's GPU, which
-    takes more, and of a card's own memory.
+    memory: the ways to train, the fastest first, by kind of device: a Mac's GPU takes more, and a card has its own.
     """
 
-    memory: int | None = None
-    least: int | None = None
-    on_mps: tuple[int | None, int | None] = (None, None)
-    on_cuda: tuple[int | None, int | None] = (None, None)
+    memory: Mapping[str, Sequence[Way]] = field(default_factory=dict)
     sent: int = 0
     kept: int = SPARE_BYTES
     device: str = "auto"
@@ -80,18 +76,11 @@ def needs_of(job: Job | None, hosts: int, manifests: Sequence[Manifest] = ()) ->
     trained = trained_parameters(shape, profile) if shape else 0
     # `doctor` asks for one machine of several: so no less than for two ranks.
     more = more_bytes(job.strategy_config(total_steps=1), max(2, hosts))
-    at_least = replace(profile, gradient_checkpointing=True)  # as the worker does where one clip would not fit
-
-    def memory(device: str) -> tuple[int | None, int | None]:
-        whole = profile_memory(profile, clips=None, device=device, longest_s=longest, more_bytes=more)
-        return whole, profile_memory(at_least, clips=1, device=device, longest_s=longest, more_bytes=more)
-
-    whole, least = memory("cpu")
     return Needs(
-        memory=whole,
-        least=least,
-        on_mps=memory("mps"),
-        on_cuda=memory("cuda"),
+        memory={
+            device: ways_of(profile, longest_s=longest, device=device, more_bytes=more)
+            for device in ("cpu", "mps", "cuda")
+        },
         sent=CODE_BYTES + model + int(data / hosts * UNEVEN),
         kept=SPARE_BYTES + (profile.keep_checkpoints + 1) * (CHECKPOINT_BYTES + best_bytes(profile)) * trained,
         device=profile.device,
@@ -272,17 +261,18 @@ class Judge:
 
     def memory(self) -> Iterator[Finding]:
         facts, torch, needs = self.host.facts, self.host.torch or {}, self.needs
-        if not needs.memory or not facts:
+        if not facts or not needs.memory.get("cpu"):
             return
         on_card = (self.host.device or "").startswith("cuda") and torch["cuda_memory"]
         on_mps = self.host.device == "mps" and torch["mps"] and torch["mps_memory"]
         total = on_card or on_mps or facts["memory"]["total"]
         free = None if on_card else facts["memory"]["available"]
         workers = -(-self.sharing // torch["cuda"]) if on_card else self.sharing
-        whole, least = needs.on_cuda if on_card else needs.on_mps if on_mps else (needs.memory, needs.least)
-        assert whole is not None, "an estimate for one device is one for all"
-        whole, least = whole * workers, (least or whole) * workers
-        in_ram = needs.memory * self.sharing  # strategies keep what is theirs there, also where a card trains
+        ways = needs.memory["cuda" if on_card else "mps" if on_mps else "cpu"]
+        way = self.host.way = fastest(ways, min(MEMORY_SHARE * total, total if free is None else free) / workers)
+        whole, least = way.whole * workers, way.one * workers
+        ram = next(each for each in needs.memory["cpu"] if each.frozen_precision == way.frozen_precision)
+        in_ram = ram.whole * self.sharing  # strategies keep what is theirs there, also where a card trains
         ram_spare = (MEMORY_SHARE * facts["memory"]["total"] - in_ram) / self.sharing
         self.host.spare_memory = ram_spare if on_card else (MEMORY_SHARE * total - whole) / workers
         has = f"{'its GPU' if on_card or on_mps else 'it'} has {size(total)}"

@@ -26,6 +26,7 @@ from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host
 from distributed.ssh.machine import LocalMachine, Machine
 from whisper_tuner.errors import HostError, TunerError
+from whisper_tuner.model.memory import Way
 
 from .findings import Finding
 
@@ -125,6 +126,7 @@ class HostFacts:
     differ: list[str] | None = None  # files of code that are not the master's
     torch: dict | None = None
     device: str | None = None  # on which it would train
+    way: Way | None = None  # how it would train
     spare_memory: float | None = None  # bytes beyond what each of its workers needs
     address: str | None = None  # of the chosen interface
     interface: str | None = None

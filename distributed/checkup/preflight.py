@@ -33,6 +33,7 @@ from distributed.ssh.machine import LocalMachine, Machine
 from whisper_tuner.data.audio_check import Stopped
 from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.errors import ConfigError, DataError, HostError, TunerError
+from whisper_tuner.model.memory import FROZEN
 from whisper_tuner.text import counted
 
 from .findings import Finding, Severity
@@ -103,6 +104,11 @@ class Report:
         rates = [pair.mbit for pair in self.pairs if pair.mbit]
         spare = [facts.spare_memory for facts in self.hosts if facts.spare_memory is not None]
         return Measured(bytes_s=min(rates) * 125_000 if rates else None, spare_bytes=min(spare, default=None))
+
+    def settled(self, job: Job) -> Job:
+        """Return the job with what is frozen as small as the host needs it that has least memory."""
+        kinds = [facts.way.frozen_precision for facts in self.hosts if facts.way]
+        return job.with_profile(frozen_precision=max(kinds, key=[*FROZEN].index)) if kinds else job
 
     def summary(self) -> str:
         """Sum up in one line, for a run that goes on."""

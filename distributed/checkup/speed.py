@@ -31,6 +31,8 @@ from whisper_tuner.errors import HostError
 from whisper_tuner.files import write_atomically
 from whisper_tuner.text import parse_json
 
+from .this_machine import one_machine
+
 PROBE = "distributed.worker.speed"
 STEPS = 4  # of the probe, which counts all but the first
 LIMIT_S = 250.0  # the probe ends after 240 s by itself, unless its machine sleeps or hangs
@@ -85,7 +87,8 @@ def measure(
     write_manifest(folder / "clips.csv", clips)
     settings = {"validation": None, "test": None, "batch_size": each, "epochs": steps, "max_steps": steps}
     alone = job.with_profile(train=folder / "clips.csv", **settings)
-    spec = prepare_run(alone, folder, local_ranks=1).launch.ranks[0].spec
+    room = None if hosts.workers else one_machine
+    spec = prepare_run(alone, folder, local_ranks=1, measured=room).launch.ranks[0].spec
     spec = dataclasses.replace(spec, cache_dir=str(scratch / "cache"), device=hosts.master.device or "")
     specs, items = [spec], {}
     if test:

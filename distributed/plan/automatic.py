@@ -58,9 +58,12 @@ class Measured:
     """The measurements of a run's hosts; None where something is not known.
 
     bytes_s: of the slowest link. step_s: seconds of a step, the same for all. spare_bytes: of memory, beyond what
-    the profile as it is written takes, on the host that has least.
+    the profile as it is written takes, on the host that has least. room_bytes: all that `device` has for one machine
+    that trains alone.
     """
 
+    device: str = "cpu"
+    room_bytes: float | None = None
     bytes_s: float | None = None
     step_s: float | None = None
     spare_bytes: float | None = None

@@ -20,7 +20,7 @@ from whisper_tuner.data.dataset import Manifest, Sample, load_manifest, write_ma
 from whisper_tuner.data.steps import assign_shards, steps_in_epoch
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.hub import check_files, check_model, model_folder
-from whisper_tuner.model.memory import shape_of, trained_parameters
+from whisper_tuner.model.memory import fastest, shape_of, trained_parameters, ways_of
 
 from .automatic import CHECKPOINT_BYTES, Conditions, Measured, chosen
 from .job import Job
@@ -84,8 +84,9 @@ def prepare_run(
     total_steps = min(all_steps, profile.max_steps or all_steps)
     conditions, rounds = None, ""
     if measured and (shape := shape_of(str(model_folder(profile.base_model)))):  # else the defaults stay
-        parameters = trained_parameters(shape, profile)
-        conditions = Conditions(parameters=parameters, hosts=len(labels), steps=total_steps, measured=measured())
+        parameters, known = trained_parameters(shape, profile), measured()
+        profile = _fitting(profile, known, len(labels), manifests["train"])
+        conditions = Conditions(parameters=parameters, hosts=len(labels), steps=total_steps, measured=known)
         job, rounds = chosen(job, conditions)
     interval = profile.checkpoint_interval or _checkpoint_interval(job, total_steps, conditions)
     spec = RunSpec(  # what all ranks are told alike; the files are still the user's own
@@ -111,6 +112,16 @@ def prepare_run(
         manifests=tuple(checked.values()),
         rounds=rounds,
     )
+
+
+def _fitting(profile: Profile, known: Measured, ranks: int, train: Manifest) -> Profile:
+    """Hold what is frozen in fewer bits where one machine has too little memory; of several it is known before."""
+    if known.room_bytes is None:
+        return profile
+    longest = max(sample.duration_s for sample in train.samples)
+    ways = ways_of(profile, longest_s=longest, device=known.device)
+    way = fastest(ways, known.room_bytes / ranks) if ways else None
+    return dataclasses.replace(profile, frozen_precision=way.frozen_precision) if way else profile
 
 
 def _checked(profile: Profile, ranks: int, run_dir: Path, show_status: ShowStatus) -> dict[str, Manifest]:

@@ -87,7 +87,7 @@ def load_whisper(
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
     torch.manual_seed(profile.seed)
-    model, processor = load_base(profile.base_model)
+    model, processor = load_base(profile.base_model, profile)
     set_language(model, profile.language or None, profile.task)
     trained, settings = prepare(model, profile), _fit_settings(spec)
     clips = _Clips(spec, model, processor, events, unsent)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 from transformers.models.whisper.modeling_whisper import shift_tokens_right
 
-from exogym.device import same_draws
+from exogym.device import give_back_freed_memory, same_draws
 from whisper_tuner.data.batch_shapes import Lengths
 from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.labels import IGNORED
@@ -85,6 +85,7 @@ class WhisperModelWrapper(nn.Module):
         """Compute activations again in the backward pass instead of keeping them. False if that is so already."""
         if self._whisper.model.encoder.gradient_checkpointing:
             return False
+        give_back_freed_memory()
         self._whisper.gradient_checkpointing_enable(gradient_checkpointing_kwargs=self._again)
         return True
 

@@ -28,7 +28,7 @@ SAMPLE_S = 0.005
 # 32,767, 32,768 and batched ones (195163). Newer chips are right; the limit costs them little.
 MPS_TERMS = 32_766
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3), by glibc's malloc.h
-KEPT_BYTES = 32 << 20  # the most that glibc takes as a threshold
+KEPT_BYTES, SMALL_BYTES = 32 << 20, 64 << 10  # 32 MB is the most that glibc takes as a threshold
 CACHED_SHARE = 0.1  # of what Metal recommends: more is given back when the shape of batches changes
 # A container's limit, its use, and the key of the part of it that the system takes back if need be (memory.stat).
 CONTAINERS = (
@@ -125,8 +125,17 @@ def keep_freed_memory() -> None:
     of a step of whisper-tiny with 8 short clips, half of it with one. Arrays of more than 32 MB are given back all the
     same: kept, they left gaps that grew to 0.3 GB in 50 steps. `empty_cache` still gives back what is free.
     """
+    _keep_arrays_below(KEPT_BYTES)
+
+
+def give_back_freed_memory() -> None:
+    """Give back what torch frees at once, where memory is short: gaps between kept arrays may be half of all."""
+    _keep_arrays_below(SMALL_BYTES)
+
+
+def _keep_arrays_below(size: int) -> None:
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
-        mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
+        mallopt(M_MMAP_THRESHOLD, size)
         mallopt(M_TRIM_THRESHOLD, -1)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typer import Argument, Option
 
 from distributed.checkup.preflight import Report, preflight
 from distributed.checkup.speed import measure, remember, remembered, step_of_all
+from distributed.checkup.this_machine import one_machine
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.hosts.sync import lacking
@@ -43,7 +43,6 @@ from .options import CONFIG, Config, Detach, Resume, Set, command
 from .resume import resume_run
 
 NO_TEST = "there is no test set, so WER is not measured; to split one off"
-ONE_MACHINE = Measured(bytes_s=math.inf)  # nothing travels
 
 
 @command("finetune")
@@ -78,7 +77,7 @@ def train_here(
     _check_device(job.profile.device)
     with new_run(job.profile.runs_dir, job.name) as run_dir:
         prepared = prepare_run(
-            job, run_dir, local_ranks=ranks, show_status=partial(working, console), measured=lambda: ONE_MACHINE
+            job, run_dir, local_ranks=ranks, show_status=partial(working, console), measured=one_machine
         )
         prepared.launch.save(run_dir)
     _announce(console, job, prepared, run_dir)
@@ -111,6 +110,7 @@ def distributed_train(
     console.print(f"looking at {', '.join(host.address for host in machines.all)}")
     with preflight(job, machines, sync=not no_sync, hosts_file=hosts) as report:
         show_preflight(console, report)
+        job = report.settled(job)
 
         def measured() -> Measured:
             step_s = remembered(job, machines)
@@ -200,6 +200,10 @@ def _usual_hosts_file(console: Console, job: Job, config: Path) -> Path:
 def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, dry_run: bool = False) -> None:
     hosts = ", ".join(rank.label for rank in prepared.launch.ranks)
     console.print(f"{job.name}: {job.profile.method} fine-tuning of {job.profile.base_model} on {hosts}")
+    kept = prepared.launch.ranks[0].spec.known_profile
+    if kept.rounds_frozen:
+        why = "" if "frozen_precision" in job.origin else ", since memory is short"
+        console.print(f"weights that are not trained are held in {kept.frozen_precision}{why}")
     clips = sum(len(shard) for shard in prepared.shards)
     steps = f"{counted(prepared.steps_per_epoch, 'step')} an epoch, {prepared.total_steps} in all"
     console.print(f"{counted(clips, 'clip')}, {steps}")

@@ -19,6 +19,7 @@ import typer
 from rich.panel import Panel
 from rich.table import Table
 
+from distributed.checkup import this_machine
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.plan.hosts_file import load_hosts
 from exogym.config import nearest
@@ -44,7 +45,6 @@ from .model import (
     ask_settings,
     is_multilingual,
     suggested_model,
-    this_machine,
 )
 from .questions import Back, Option, Questions, write_answers
 
@@ -79,7 +79,7 @@ def wizard(
         raise ConfigError(f"--save-answers {save_answers}: there is no such folder")
     keys = "Enter accepts the suggestion; Shift-Tab goes back to the question before.\n"
     keys += "Esc or Ctrl-C quits and changes nothing."
-    console.print(Panel(f"Fine-tune Whisper on your own speech\n{this_machine()}\n{keys}", expand=False))
+    console.print(Panel(f"Fine-tune Whisper on your own speech\n{this_machine.described()}\n{keys}", expand=False))
     with as_ctrl_c(signal.SIGHUP, signal.SIGTERM), tempfile.TemporaryDirectory(prefix="multimac-wizard-") as scratch:
         try:
             draft, start = _ask_all(questions, config.absolute(), Path(scratch), console)

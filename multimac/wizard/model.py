@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 from collections import Counter
 from collections.abc import Mapping
-from functools import cache, partial
-from importlib import metadata
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from distributed.checkup.programs import is_macos, output_of
+from distributed.checkup.this_machine import device_here, memory_here
 from distributed.hosts.paths import PROJECT
 from exogym.config import TRUE, nearest, parse
 from multimac.view.progress import working
@@ -24,8 +22,7 @@ from whisper_tuner.eval.spoken_language import languages_heard
 from whisper_tuner.files import beside, expanded, shown
 from whisper_tuner.hub import HUB_ID, check_at_hand, folder_here
 from whisper_tuner.languages import LANGUAGES, language_code
-from whisper_tuner.model.machine_memory import machine_memory
-from whisper_tuner.model.memory import MPS_SHARE, PUBLISHED, profile_memory, shape_of
+from whisper_tuner.model.memory import PUBLISHED, Way, fastest, shape_of, ways_of
 from whisper_tuner.text import counted, size
 
 from .draft import Draft, Model
@@ -104,7 +101,7 @@ def suggested_model(config: ConfigFile, speech_s: float, language: str, console:
     """
     models = offered(config)
     usual = [model for size in SUGGESTED for model in models.values() if model.base_model == f"openai/whisper-{size}"]
-    soon = [model for model in usual if _has_gpu() or _minutes(model, speech_s) <= LONG_MIN]
+    soon = [model for model in usual if device_here() != "cpu" or _minutes(model, speech_s) <= LONG_MIN]
     usual = [model for model in soon or usual[-1:] if fits(model, "lora")]
     if usual and not _not_at_hand(usual[0].base_model, console):
         return usual[0]
@@ -240,11 +237,17 @@ def options(models: dict[str, Model]) -> list[Option]:
     return [_option(name, model) for name, model in models.items()]
 
 
-def memory_needed(model: Model, method: str, batch_size: int = 1, clip_s: float | None = None) -> int:
-    """Return bytes; 0 if the model's size is not known here. clip_s: 30 if not given."""
+def way_to_train(model: Model, method: str, batch_size: int = 1, clip_s: float | None = None) -> Way | None:
+    """Return how it would be trained here; None if the model's size is not known. clip_s: 30 if not given."""
     profile = Profile(base_model=model.base_model, train=Path(), method=method, batch_size=batch_size)
-    device = "cuda" if _cuda() else "mps" if _has_apple_gpu() else "cpu"
-    return profile_memory(profile, longest_s=clip_s, device=device) or 0
+    ways = ways_of(profile, longest_s=clip_s, device=device_here())
+    return fastest(ways, memory_here()) if ways else None
+
+
+def memory_needed(model: Model, method: str, batch_size: int = 1, clip_s: float | None = None) -> int:
+    """Return the bytes of whole batches; 0 if the model's size is not known here."""
+    way = way_to_train(model, method, batch_size, clip_s)
+    return way.whole if way else 0
 
 
 def fits(model: Model, method: str, batch_size: int = 1, clip_s: float | None = None) -> bool:
@@ -255,43 +258,6 @@ def is_multilingual(model: Model) -> bool:
     """Go by a folder's files, and by the name of a hub id. Raises ModelError."""
     name = model.base_model
     return folder_is_multilingual(name) if _is_folder(name) else not name.endswith(".en")
-
-
-def this_machine() -> str:
-    """Describe this machine, found out without importing torch."""
-    system, chip = platform.system(), platform.machine()
-    device, _ = _cuda() or ("Apple GPU (mps)" if _has_apple_gpu() else "CPU", 0)
-    if is_macos():
-        system = f"macOS {platform.mac_ver()[0]}"
-        chip = output_of(["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]).strip() or chip
-    memory = f"{os.cpu_count() or 1} cores, {size(machine_memory()['total'])} of memory"
-    return f"{platform.node()}, {system} on {chip}: {memory}, trains on {device}"
-
-
-@cache
-def memory_here() -> int:
-    """Return the bytes that a model may take: a card's own memory, or what Metal recommends on a Mac."""
-    if card := _cuda():
-        return card[1]
-    return int(machine_memory()["total"] * (MPS_SHARE if _has_apple_gpu() else 1))
-
-
-def _has_gpu() -> bool:
-    return bool(_cuda()) or _has_apple_gpu()
-
-
-def _has_apple_gpu() -> bool:
-    return is_macos() and platform.machine() == "arm64"
-
-
-@cache
-def _cuda() -> tuple[str, int] | None:
-    """Return name and memory of the first card, if this torch can use it."""
-    if metadata.version("torch").endswith("+cpu"):
-        return None
-    line = output_of(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]).split("\n")[0]
-    name, _, memory = line.rpartition(", ")
-    return (f"{name} (cuda)", int(memory) << 20) if memory.isdigit() else None
 
 
 def _of_section(config: ConfigFile, name: str) -> Model:
@@ -329,7 +295,9 @@ def _option(name: str, model: Model) -> Option:
     count = model.shape.parameters / 1e6
     method = _fitting(model)[0]
     limit = {"full": "", "lora": "LoRA only: ", "decoder": "decoder only: "}[method]
-    needs = f"{limit}needs {size(memory_needed(model, method))}"
+    way = way_to_train(model, method)
+    held = f" in {way.frozen_precision}" if way and way.frozen_precision != "float32" else ""
+    needs = f"{limit}needs {size(memory_needed(model, method))}{held}"
     if not fits(model, method):
         needs = f"clips of {SHORT_S:.0f} s: {size(memory_needed(model, method, clip_s=SHORT_S))}"
     return Option(value=name, short=label, title=f"{label:<38} {count:>6,.{1 if count < 10 else 0}f} M  {needs}")

@@ -21,6 +21,7 @@ from whisper_tuner.errors import RunError
 from whisper_tuner.files import atomic_folder, expanded, write_atomically
 from whisper_tuner.hub import ADAPTER_CONFIG, EXTRACTOR, TOKENIZER, base_of, is_adapter, loading
 from whisper_tuner.model.base_model import load_base, whisper_of
+from whisper_tuner.model.frozen import FrozenLinear
 from whisper_tuner.model.special_tokens import settle_generation
 
 
@@ -43,12 +44,24 @@ def save_final(model: nn.Module, processor: WhisperProcessor, out: str | Path, b
                 whisper_of(model).generation_config.save_pretrained(part)
                 (part / "README.md").write_text(_ADAPTER_CARD.format(base=named), encoding="utf-8")
             else:
-                whisper_of(model).save_pretrained(part)
+                with_published_weights(model, base_model).save_pretrained(part)
             save_processor(processor, part)
     except (OSError, SafetensorError) as error:
         remedy = "Free some space, or choose another folder with runs_dir."
         raise RunError(f"{out}: the model cannot be written: {error}", remedy=remedy) from error
     return out
+
+
+def with_published_weights(model: nn.Module, base_model: str | Path) -> WhisperForConditionalGeneration:
+    """Return a model in whose place rounded weights, none of which was trained, are those of its base."""
+    whisper = whisper_of(model)
+    if not any(isinstance(module, FrozenLinear) for module in whisper.modules()):
+        return whisper
+    base, _ = load_base(base_model)
+    trained = {name: value.detach() for name, value in whisper.named_parameters() if value.requires_grad}
+    base.load_state_dict(trained, strict=False)
+    base.config, base.generation_config = whisper.config, whisper.generation_config
+    return base
 
 
 def load_model(

@@ -27,13 +27,27 @@ from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.files import expanded
 from whisper_tuner.hub import HUB_ID, LAYOUT, check_files, check_kind, loading
 from whisper_tuner.languages import language_code
+from whisper_tuner.model.frozen import IN_FLOAT32, hold_frozen
 from whisper_tuner.model.special_tokens import settle_generation
 from whisper_tuner.text import parse_json
 
 
-def load_base(path: str | Path) -> tuple[WhisperForConditionalGeneration, WhisperProcessor]:
+class _PartlyRounded(WhisperForConditionalGeneration):
+    """How a model is loaded of which some weights are bf16, so that it never stands in memory as float32."""
+
+    _keep_in_fp32_modules_strict = set(IN_FLOAT32)  # noqa: RUF012 - as transformers declares it
+
+
+class _RoundedEncoder(_PartlyRounded):
+    _keep_in_fp32_modules_strict = {*IN_FLOAT32, "decoder", "proj_out"}  # noqa: RUF012
+
+
+def load_base(
+    path: str | Path, profile: Profile | None = None
+) -> tuple[WhisperForConditionalGeneration, WhisperProcessor]:
     """Load model (float32, on the CPU) and processor of a folder in transformers layout or of a hub id.
 
+    profile: its linear layers that are not trained are bf16, if it says so; `prepare` makes them usable.
     Raises ModelError for what is not a loadable Whisper.
     """
     name = str(expanded(path)) if expanded(path).exists() else str(path)
@@ -43,7 +57,11 @@ def load_base(path: str | Path) -> tuple[WhisperForConditionalGeneration, Whispe
         check_kind(name)
     with loading(f"{path} does not load as a Whisper model", remedy=LAYOUT):
         # large-v3 and turbo are stored as fp16, in which nothing can be trained.
-        model = WhisperForConditionalGeneration.from_pretrained(name, dtype=torch.float32)
+        kind, dtype = WhisperForConditionalGeneration, torch.float32
+        if profile and profile.rounds_frozen:
+            kind, dtype = _RoundedEncoder if profile.method == "decoder" else _PartlyRounded, torch.bfloat16
+        model = kind.from_pretrained(name, dtype=dtype)
+        model.__class__ = WhisperForConditionalGeneration
         processor = WhisperProcessor.from_pretrained(name)
         _mend_generation_config(name, model)
         settle_generation(path, model, processor.tokenizer)
@@ -66,13 +84,17 @@ def prepare(model: WhisperForConditionalGeneration, profile: Profile) -> nn.Modu
         for config in (model.generation_config, model.config):
             forbidden = set(getattr(config, "begin_suppress_tokens", None) or ()) - {model.config.eos_token_id}
             config.begin_suppress_tokens = sorted(forbidden) or None
+    found: nn.Module = model
     if profile.method == "lora":
-        return _add_adapters(model, profile)
-    model.requires_grad_(True)
-    model.model.encoder.embed_positions.requires_grad_(False)  # sinusoids, fixed in Whisper's own training
-    if profile.method == "decoder":
-        model.model.encoder.requires_grad_(False)
-    return model
+        found = _add_adapters(model, profile)
+    else:
+        model.requires_grad_(True)
+        model.model.encoder.embed_positions.requires_grad_(False)  # sinusoids, fixed in Whisper's own training
+        if profile.method == "decoder":
+            model.model.encoder.requires_grad_(False)
+    if profile.rounds_frozen:
+        hold_frozen(model, profile.frozen_precision)
+    return found
 
 
 def set_language(model: nn.Module, language: str | None, task: str = "transcribe") -> None:

@@ -6,8 +6,8 @@ It tells 8 GB from 30 GB before a run starts; the run itself reports what it rea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from whisper_tuner.config import Profile
 from whisper_tuner.data.batch_shapes import CPU_POSITIONS, POSITIONS
@@ -15,6 +15,7 @@ from whisper_tuner.files import expanded
 from whisper_tuner.text import parse_json
 
 FLOAT = 4  # bytes
+FROZEN = {"float32": 4, "bf16": 2, "int8": 1}  # bytes of a weight that is not trained; the fastest first
 # For each trained parameter, beside its value: 4 for the gradient, 8 for AdamW's moments, 12 for three flats of DiLoCo
 # with plain averaging, and copies while a checkpoint is written. With the value that is 28 at rest, and 48 at worst.
 # Some strategies take more: distributed/plan/automatic.py.
@@ -143,6 +144,14 @@ def trained_parameters(shape: ModelShape, profile: Profile) -> int:
     return shape.decoder_parameters if profile.method == "decoder" else shape.parameters - shape.positions
 
 
+def frozen_parameters(shape: ModelShape, profile: Profile) -> int:
+    """Count the weights that are held in `frozen_precision`: of linear layers and embeddings that are not trained."""
+    if profile.method == "full":
+        return 0
+    held = (each for each in shape.linear_layers() if profile.method == "lora" or ".encoder." in each[0])
+    return sum(width * height for _, width, height in held)
+
+
 def best_bytes(profile: Profile) -> int:
     """Return bytes for each trained parameter: the best weights, which stand twice while a checkpoint is written."""
     return FLOAT if profile.keep_best else 0
@@ -158,6 +167,7 @@ def training_memory(
     """
     trained = trained_parameters(shape, profile)
     weights = FLOAT * (shape.parameters + (trained if profile.method == "lora" else 0))
+    weights -= (FLOAT - FROZEN.get(profile.frozen_precision, FLOAT)) * frozen_parameters(shape, profile)
     tokens, logits = _lengths(shape, clip_s)[1], FLOAT * LOGITS * shape.vocab_size  # bytes of a token's logits
     if device == "cuda":  # adapters keep hardly more there, and logits are made for some tokens at a time
         staged = 2 * min(STAGED, FLOAT * trained)
@@ -194,6 +204,49 @@ def profile_memory(
     most = CPU_POSITIONS if device == "cpu" else POSITIONS
     clips = clips or min(batch, max(1, most // max(_lengths(shape, clip_s))))
     return training_memory(shape, profile, clips=clips, clip_s=clip_s, device=device, more_bytes=more_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way to train a profile: `frozen_precision`, and the bytes of each worker, `whole` with whole batches.
+
+    one: with a clip at a time; again: with activations that are computed again in the backward pass.
+    """
+
+    frozen_precision: str
+    again: bool
+    whole: int
+    one: int
+
+    def told(self) -> str:
+        held = f"frozen weights in {self.frozen_precision}" if self.frozen_precision != "float32" else ""
+        return ", ".join(filter(None, [held, "layers computed again" if self.again else ""]))
+
+
+def ways_of(
+    profile: Profile, *, longest_s: float | None = None, device: str = "cpu", more_bytes: int = 0
+) -> tuple[Way, ...]:
+    """Return the ways to train the profile, the fastest first; () if the model's dimensions are not known here."""
+    kinds = [profile.frozen_precision]
+    if profile.frozen_precision == "auto":
+        kinds = ["float32"] if profile.method == "full" else [*FROZEN]
+    found = []
+    for again in (True,) if profile.gradient_checkpointing else (False, True):
+        for kind in kinds:
+            one = replace(profile, frozen_precision=kind, gradient_checkpointing=again)
+            whole, least = (
+                profile_memory(one, clips=clips, longest_s=longest_s, device=device, more_bytes=more_bytes)
+                for clips in (None, 1)
+            )
+            if whole is None or least is None:
+                return ()
+            found.append(Way(frozen_precision=kind, again=again, whole=whole, one=least))
+    return tuple(found)
+
+
+def fastest(ways: Sequence[Way], memory: float) -> Way:
+    """Return the first way for which there is memory, or the one that needs least."""
+    return next((way for way in ways if way.one <= memory), min(ways, key=lambda way: way.one))
 
 
 def _layers_keep(shape: ModelShape, profile: Profile, clip_s: float, *, more: int, inputs: int) -> int:

@@ -28,6 +28,7 @@ from distributed.checkup.findings import Check, Finding, ok, problem, skipped, w
 from distributed.checkup.programs import Hardware, hardware, is_macos, output_of, translated
 from distributed.hosts.paths import PROJECT, project_settings
 from distributed.ssh.local_network import FIREWALL, allow_lines, real_python
+from whisper_tuner.model.memory import Way
 from whisper_tuner.text import size
 
 if TYPE_CHECKING:
@@ -98,8 +99,8 @@ def look_at_this_machine(job: Job | None, runs: Path) -> tuple[HostFacts, list[F
     from distributed.hosts.environment import Pins
 
     look = look_here([str(PROJECT), str(runs.absolute())], LOOK_S)
-    any_run = (2 * GB, 2 * GB)
-    needs = needs_of(job, 1) if job else Needs(memory=2 * GB, least=2 * GB, on_mps=any_run, on_cuda=any_run, kept=GB)
+    any_run = [Way(frozen_precision="float32", again=False, whole=2 * GB, one=2 * GB)]
+    needs = needs_of(job, 1) if job else Needs(memory=dict.fromkeys(("cpu", "mps", "cuda"), any_run), kept=GB)
     pins = Pins(direct=(), all={}, python=SpecifierSet(project_settings()["requires-python"]))
     return look.facts, [*look.problems, *Judge(look.facts, look.facts, pins, needs).all()]
 

@@ -13,12 +13,18 @@ from distributed.checkup.preflight import Report
 from distributed.hosts.environment import Pins
 from distributed.ssh.host import Host
 from whisper_tuner.errors import ConfigError, ExitStatus, HostError
+from whisper_tuner.model.memory import Way
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 GB = 10**9
 PINS = Pins(direct=("torch",), all={"torch": "2.13.0", "psutil": "7.0.0"}, python=SpecifierSet(">=3.11"))
 TORCH = {"version": "2.13.0", "cuda": 0, "cuda_memory": 0, "mps": False}
-NEEDS = Needs(memory=4 * GB, least=2 * GB, on_mps=(18 * GB, 9 * GB), on_cuda=(3 * GB, GB // 2), sent=2 * GB, kept=GB)
+BYTES = {"cpu": (4 * GB, 2 * GB), "mps": (18 * GB, 9 * GB), "cuda": (3 * GB, GB // 2)}
+WAYS = {
+    device: [Way(frozen_precision="float32", again=True, whole=whole, one=one)]
+    for device, (whole, one) in BYTES.items()
+}
+NEEDS = Needs(memory=WAYS, sent=2 * GB, kept=GB)
 MPS = TORCH | {"mps": True, "mps_memory": 8 * GB}
 MAC = {"torch": MPS}
 

@@ -1,0 +1,97 @@
+"""Frozen weights in bf16 and int8."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from small_whisper import write_whisper
+from torch import nn
+
+from distributed.worker.whisper_wrapper import WhisperModelWrapper
+from exogym.flat import FlatParameters
+from whisper_tuner.config import Profile
+from whisper_tuner.export.final import load_model, save_final
+from whisper_tuner.model import frozen
+from whisper_tuner.model.base_model import load_base, prepare
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return write_whisper(tmp_path_factory.mktemp("base"), multilingual=False, seconds=5)
+
+
+def trained(base: Path, method: str, precision: str) -> tuple[nn.Module, torch.Tensor, object]:
+    profile = Profile(base_model=str(base), train=Path(), method=method, frozen_precision=precision)
+    torch.manual_seed(1)
+    model, processor = load_base(base, profile)
+    model = prepare(model, profile)
+    wrapper = WhisperModelWrapper(model, processor, "cpu").train()
+    torch.manual_seed(2)
+    batch = {"input_features": torch.randn(2, 80, 300), "labels": torch.randint(0, 256, (2, 9))}
+    loss, _ = wrapper(batch)
+    loss.backward()
+    gradients = [p.grad.flatten() for p in wrapper.parameters() if p.grad is not None]
+    return model, torch.cat(gradients), processor
+
+
+@pytest.mark.parametrize(("precision", "off"), [("bf16", 0.03), ("int8", 0.2)])
+@pytest.mark.parametrize("method", ["lora", "decoder"])
+def test_gradients_are_those_of_float32_but_for_rounding(base, method, precision, off):
+    _, whole, _ = trained(base, method, "float32")
+    model, rounded, _ = trained(base, method, precision)
+    assert 0 < (rounded - whole).norm() < off * whole.norm()
+    kinds = {p.dtype for p in model.parameters() if not p.requires_grad}
+    assert kinds == {torch.float32, {"bf16": torch.bfloat16, "int8": torch.int8}[precision]}
+    assert all(p.dtype == torch.float32 for p in model.parameters() if p.requires_grad)
+    flat = FlatParameters(model)  # no rank sends what is frozen, nor its scales
+    assert flat.numel == sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_computes_what_its_weights_say_in_parts(monkeypatch, precision, bias):
+    monkeypatch.setattr(frozen, "ROWS", 3)
+    layer, values = nn.Linear(6, 10, bias=bias).requires_grad_(False), torch.randn(2, 5, 6, requires_grad=True)
+    layer.weight.data = layer.weight.data.bfloat16()
+    model = nn.Sequential(layer)
+    frozen.hold_frozen(model, precision)
+    weight = layer.weight.float() if layer.scale is None else layer.weight.float() * layer.scale
+    found, expected = model(values), nn.functional.linear(values, weight, layer.bias)
+    assert torch.allclose(found, expected, atol=1e-6)
+    by = torch.randn_like(found)
+    [own], [plain] = (torch.autograd.grad(each, values, by) for each in (found, expected))
+    assert torch.allclose(own, plain, atol=1e-6)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(values).dtype == torch.bfloat16
+
+
+def test_embedding_and_output_layer_go_on_sharing_their_weight(base):
+    model, _, _ = trained(base, "lora", "int8")
+    whisper = model.get_base_model()
+    assert whisper.proj_out.weight is whisper.model.decoder.embed_tokens.weight
+    assert whisper.proj_out.weight.dtype == torch.int8
+
+
+@pytest.mark.parametrize("method", ["lora", "decoder"])
+def test_what_is_saved_has_the_published_weights(base, tmp_path, method):
+    """Rounded ones are for training alone; what was trained is saved as it is."""
+    model, _, processor = trained(base, method, "int8")
+    with torch.no_grad():
+        for parameter in (p for p in model.parameters() if p.requires_grad):
+            parameter += 0.01
+    published, _ = load_base(base)
+    save_final(model, processor, tmp_path / "final", base)
+    found, _ = load_model(tmp_path / "final", None if method == "decoder" else base)
+    if method == "lora":
+        adapted, own = PeftModel.from_pretrained(published, tmp_path / "final"), dict(model.named_parameters())
+        assert all(torch.equal(p, own[name]) for name, p in adapted.named_parameters() if "lora_" in name)
+        published = adapted.merge_and_unload()
+        assert all(torch.equal(a, b) for a, b in zip(found.parameters(), published.parameters(), strict=True))
+    else:
+        for name, p in published.model.encoder.named_parameters():
+            assert torch.equal(p, found.model.encoder.get_parameter(name)), name
+        name = "decoder.layers.0.fc1.weight"
+        assert torch.equal(found.model.get_parameter(name), model.model.get_parameter(name))
