@@ -684,7 +684,7 @@ def die_at_line(actor: Actor, lines: int) -> None:
 
     def trace(frame, event, _):
         # One that stood still with the lock would hold up those who want to read: here all others.
-        if not frame.f_code.co_filename.endswith(TRACED) or frame.f_code.co_name in ("_begin_change", "_end_change"):
+        if not frame.f_code.co_filename.endswith(TRACED) or frame.f_code.co_name == "changing":
             return None
         if event == "line":
             left["lines"] -= 1
