@@ -305,7 +305,7 @@ def _grouped(paths: Iterable[Path]) -> list[Manifests]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Give manifests, tables beside recordings, and folders of recordings with texts, level by level."""
+    """Give manifests, tables beside recordings or above them, and folders of recordings with texts, level by level."""
     deadline = time.monotonic() + SEARCH_S
     waiting = deque([(folder, 0)])
     while waiting and time.monotonic() < deadline:
@@ -330,4 +330,14 @@ def _files(folder: Path) -> Iterator[Path]:
             elif Path(entry.name).suffix.lower() in SUFFIXES:
                 files.append(Path(entry.path))
         # Beside recordings, a table without known columns may list them all the same.
-        yield from [*filter(is_list, files)] or [file for file in files if audio and file.suffix.lower() in TABLES]
+        tables = [file for file in files if file.suffix.lower() in TABLES]
+        listed = [*filter(is_list, files)]
+        yield from listed or (tables if audio or (tables and any(map(_holds_audio, entries))) else [])
+
+
+def _holds_audio(entry: os.DirEntry) -> bool:
+    """Tell whether it is a folder of recordings, among which those of a table in the folder above may be."""
+    try:
+        return entry.is_dir() and any(map(is_audio, Path(entry).iterdir()))
+    except OSError:
+        return False

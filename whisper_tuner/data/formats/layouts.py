@@ -39,7 +39,8 @@ from whisper_tuner.data.formats.rows import (
     kind_of_folder,
 )
 from whisper_tuner.errors import DataError, MissingProgram
-from whisper_tuner.files import beside
+from whisper_tuner.files import beside, is_file
+from whisper_tuner.hub import ADAPTER_CONFIG, PICKLED, SAFETENSORS
 from whisper_tuner.text import counted
 
 
@@ -65,6 +66,7 @@ LAYOUTS: dict[str, Layout] = {
     "pairs": pairs,
 }
 BESIDE = ("subtitles", "pairs")
+MODEL_FILES = (ADAPTER_CONFIG, SAFETENSORS, PICKLED)
 SHOWN = 5  # words of a column that says the part of each row
 
 
@@ -78,6 +80,9 @@ def parts_of(path: Path, reading: Reading = AS_IT_IS) -> Parts:
         raise _unknown(place, f"has no data set of the layout {name}")
     fits = [name] if name else [name for name, layout in LAYOUTS.items() if layout.recognises(place)]
     if not fits:
+        if any(is_file(path / name) for name in MODEL_FILES):
+            what = f"{path} is a folder with a model, not with recordings"
+            raise DataError(what, remedy="Name it as the model (--model), and a folder or table of recordings as data.")
         inner, tried = _inside(place, reading)
         if not inner:
             raise _unknown(place, "is a folder of no layout that is known", tried)
