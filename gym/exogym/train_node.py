@@ -149,7 +149,7 @@ class TrainNode:
                 self.round.restart()
                 self.model.zero_grad(set_to_none=True)
                 self.progress.epoch = self.state.now.epoch
-                self.progress.emit("resume", round=self.state.now.rounds)
+                self.progress.resumed()
 
     def _train(self) -> bool:
         """Go from the state as it is to the end of the work. True if somebody asked to stop."""
@@ -303,7 +303,7 @@ class TrainNode:
         self.joined_midrun |= synced.received and state.strategy.agreements > 0
         if is_new and (self.settings.resume or synced.checkpoint is not None):
             anew = not state.has_own and bool(state.strategy.own_state())
-            self.progress.emit("resume", round=state.now.rounds, exactly=synced.exactly, anew=anew)
+            self.progress.resumed(exactly=synced.exactly, anew=anew)
         return synced.fingerprint, synced.received and not is_new
 
     def has_synced(self) -> None:

@@ -30,7 +30,7 @@ from whisper_tuner.data.checks.material import Material
 from whisper_tuner.data.checks.table import findings
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
 from whisper_tuner.data.formats.layouts import kinds_inside, parts_of, with_siblings
-from whisper_tuner.data.formats.lists import STEM, is_list
+from whisper_tuner.data.formats.lists import STEM, TABLES, is_list
 from whisper_tuner.data.formats.pairs import TEXT
 from whisper_tuner.data.formats.rows import AS_IT_IS, KIND_OF
 from whisper_tuner.data.importing import OutsideAudio, import_source, outside_of
@@ -44,7 +44,6 @@ from whisper_tuner.text import counted, duration
 from .draft import KINDS, Data, numbered
 from .questions import Option, Questions
 
-TABLES = (".csv", ".tsv", ".xlsx")
 SUFFIXES = (*TABLES, ".jsonl", ".ndjson")
 DEPTH = 4  # levels of folders below the current one
 SEARCH_S = 2.0  # a home folder holds too much to search it all while a person waits
@@ -75,6 +74,7 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
             data.manifests, data.source = dict.fromkeys(kinds_inside(train), train) | data.manifests, train
             _read(questions, data, console)
         except TunerError as error:
+            questions.earlier.pop("data", None)  # what is refused is not suggested again
             questions.again("This data cannot be used.", [AGAIN], error)
         else:
             _show_checks(questions, data, console)
@@ -140,10 +140,8 @@ def _found(config: ConfigFile, console: Console, *, nearby: bool) -> tuple[dict[
 
 def _option(name: str, data: Data) -> Option:
     train = data.manifests["train"]
-    count = "a folder" if train.is_dir() else "an Excel table" if train.suffix.lower() == ".xlsx" else "a file"
-    if not train.exists():
-        count = "not there"
-    elif train.is_file() and train.suffix.lower() != ".xlsx":  # about as many as it has lines
+    count = "a folder" if train.is_dir() else "an Excel table" if train.is_file() else "not there"
+    if train.is_file() and train.suffix.lower() != ".xlsx":  # about as many as it has lines
         with train.open("rb") as file:
             lines = sum(1 for line in file if line.strip())
         count = counted(lines if train.suffix.lower() in (".jsonl", ".ndjson") else lines - 1, "clip")
@@ -307,7 +305,7 @@ def _grouped(paths: Iterable[Path]) -> list[Manifests]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Give manifests, tables beside recordings, and folders of recordings with texts, level by level."""
+    """Give manifests, tables beside recordings or above them, and folders of recordings with texts, level by level."""
     deadline = time.monotonic() + SEARCH_S
     waiting = deque([(folder, 0)])
     while waiting and time.monotonic() < deadline:
@@ -325,11 +323,21 @@ def _files(folder: Path) -> Iterator[Path]:
             yield place
         files = []
         for entry in entries:
-            if entry.name.startswith(".") or entry.name in SKIPPED:
+            if entry.name.startswith((".", "~$")) or entry.name in SKIPPED:  # "~$": Excel's while a file is open
                 continue
             if entry.is_dir(follow_symlinks=False):
                 waiting += [(Path(entry.path), depth + 1)] if depth < DEPTH else []
             elif Path(entry.name).suffix.lower() in SUFFIXES:
                 files.append(Path(entry.path))
         # Beside recordings, a table without known columns may list them all the same.
-        yield from [*filter(is_list, files)] or [file for file in files if audio and file.suffix.lower() in TABLES]
+        tables = [file for file in files if file.suffix.lower() in TABLES]
+        listed = [*filter(is_list, files)]
+        yield from listed or (tables if audio or (tables and any(map(_holds_audio, entries))) else [])
+
+
+def _holds_audio(entry: os.DirEntry) -> bool:
+    """Tell whether it is a folder of recordings, among which those of a table in the folder above may be."""
+    try:
+        return entry.is_dir() and any(map(is_audio, Path(entry).iterdir()))
+    except OSError:
+        return False

@@ -216,6 +216,7 @@ def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, cons
             for remote in remotes:
                 stack.callback(remote.close)
             samples = draft.data.samples["train"]
+            console.print("measuring three training steps on each machine")
             show = stack.enter_context(transfers(console, STEPS_EVERYWHERE))
             speeds = measure(job, samples, group.hosts, remotes, scratch, show, group.machine_workers)
             remember(job, group.hosts, speeds)

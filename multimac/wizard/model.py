@@ -106,15 +106,27 @@ def suggested_model(config: ConfigFile, speech_s: float, language: str, console:
     if usual and not _not_at_hand(usual[0].base_model, console):
         return usual[0]
     here = [model for model in [*usual, *models.values()] if _fitting(model) and folder_here(model.base_model)]
-    here = [model for model in here if language in ("", "en") or is_multilingual(model)]
     here.sort(key=lambda model: model.base_model == str(BUNDLED))
+    known = [model for model in here if language in ("", "en") or not _is_english_only(model)]
+    if here and not known and here[0].base_model != str(BUNDLED):
+        what = f"{shown(Path(here[0].base_model))} is on this disk, but it is English-only: name it as the model to"
+        console.print(f"{what} train it all the same.", style="yellow", markup=False)
+    here = known
     if usual and here:
         what = f"{usual[0].base_model} cannot be fetched now; {shown(Path(here[0].base_model))} is on this disk."
+        what += " It is English-only." if language != "en" and _is_english_only(here[0]) else ""
         if here[0].base_model == str(BUNDLED):
             what = f"{usual[0].base_model} cannot be fetched now, and the only model on this disk is that of the demo,"
             what += " which knows some English sentences and no other language."
         console.print(what, style="yellow", markup=False)
     return next(iter([*here, *usual, *filter(_fitting, models.values()), *models.values()]))
+
+
+def _is_english_only(model: Model) -> bool:
+    try:
+        return not is_multilingual(model)
+    except ModelError:  # damaged, which is told where it is chosen
+        return False
 
 
 def _minutes(model: Model, speech_s: float) -> float:

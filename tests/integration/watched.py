@@ -69,7 +69,7 @@ class Watched:
             elif event["type"] == "commit":
                 commits.append(event)
             elif event["type"] == "resume":  # what no checkpoint had yet is trained again
-                commits = [commit for commit in commits if commit["round"] <= event["round"]]
+                commits = [commit for commit in commits if commit["round"] <= event["agreements"]]
         assert bool(digests) == self.has_rounds and all(len(of_round) == 1 for of_round in digests.values())
         counted = Counter(
             (epoch, clip)

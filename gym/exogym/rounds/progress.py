@@ -94,6 +94,11 @@ class Progress:
             **({} if result.stop else travelled),
         )
 
+    def resumed(self, **how: bool) -> None:
+        """Tell where this rank goes on. A `commit` of more `agreements` than these is void: its clips come again."""
+        now, agreements = self._state.now, self._state.strategy.agreements
+        self.emit("resume", round=now.rounds, agreements=agreements, **how)
+
     def planned(self) -> None:
         self.emit("plan", total_steps=self._state.total_steps, hosts=self._comm.world_size)
 

@@ -96,7 +96,8 @@ def test_a_hosts_file_may_be_named_from_here(tmp_path, monkeypatch):
     ("language", "beside", "words"),
     [
         ("en", "", "Name one that is on this disk with --model FOLDER."),  # the demo's model is nobody's voice
-        ("fr", "tiny.en", "openai/whisper-small is not on this disk"),  # nor is an English-only one a Frenchman's
+        # Nor is an English-only one a Frenchman's.
+        ("fr", "tiny.en", "tiny.en is on this disk, but it is English-only: name it as the model to train it all the"),
         ("en", "tiny.en", "tiny.en is on this disk"),
         ("fr", "tiny", "tiny is on this disk"),
     ],

@@ -230,6 +230,18 @@ def test_a_file_of_answers_that_is_none_is_told(tmp_path, text, words):
     assert words in str(caught.value) and "<string>" not in str(caught.value)
 
 
+def test_a_table_beside_recordings_is_offered_whatever_its_columns_are_called(tmp_path):
+    """But not what Excel writes while a file is open, nor one without recordings."""
+    above = ("home/texte.xlsx", "home/voice/c.wav")
+    for name in ("voice/a.wav", "voice/texte.xlsx", "voice/~$texte.xlsx", "taxes/2026.xlsx", "other/b.wav", *above):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).touch()
+    (tmp_path / "other/list.csv").write_text("Datei;Text\nb.wav;eins\n")
+    assert [files["train"] for files in find(tmp_path)] == [
+        tmp_path / name for name in ("home/texte.xlsx", "other/list.csv", "voice/texte.xlsx")
+    ]
+
+
 def test_a_folder_may_be_named_with_all_its_parts(tmp_path):
     (tmp_path / "cv" / "clips").mkdir(parents=True)
     for name in ("train", "dev", "test", "other"):

@@ -39,6 +39,8 @@ from whisper_tuner.data.formats.rows import (
     kind_of_folder,
 )
 from whisper_tuner.errors import DataError, MissingProgram
+from whisper_tuner.files import beside, is_file
+from whisper_tuner.hub import ADAPTER_CONFIG, PICKLED, SAFETENSORS
 from whisper_tuner.text import counted
 
 
@@ -64,6 +66,7 @@ LAYOUTS: dict[str, Layout] = {
     "pairs": pairs,
 }
 BESIDE = ("subtitles", "pairs")
+MODEL_FILES = (ADAPTER_CONFIG, SAFETENSORS, PICKLED)
 SHOWN = 5  # words of a column that says the part of each row
 
 
@@ -77,6 +80,9 @@ def parts_of(path: Path, reading: Reading = AS_IT_IS) -> Parts:
         raise _unknown(place, f"has no data set of the layout {name}")
     fits = [name] if name else [name for name, layout in LAYOUTS.items() if layout.recognises(place)]
     if not fits:
+        if any(is_file(path / name) for name in MODEL_FILES):
+            what = f"{path} is a folder with a model, not with recordings"
+            raise DataError(what, remedy="Name it as the model (--model), and a folder or table of recordings as data.")
         inner, tried = _inside(place, reading)
         if not inner:
             raise _unknown(place, "is a folder of no layout that is known", tried)
@@ -185,10 +191,21 @@ def _unknown(place: Place, what: str, tried: Sequence[str] = ()) -> DataError:
     kinds = sorted({file.suffix.lower() or file.name for file in place.files})
     holds = f"it holds {counted(len(place.files), 'file')} ({', '.join(kinds[:8])})" if place.files else "it is empty"
     why = "".join(f"\n  {one}" for one in tried[:SHOWN]) + f"\n  and {len(tried) - SHOWN} more" * (len(tried) > SHOWN)
-    above = Place(place.path.absolute().parent).at_top(*lists.SUFFIXES, lists.excel.SUFFIX)
-    such = f" (in the folder above lies {above[0].name})" if above else ""
+    above = _tables_above(place.path)
+    such = f" (in the folder above lies {above[0]})" if above else ""
     remedy = f"Name the file that lists your recordings{such}, or save their texts as SRT."
     return DataError(f"{place.path} {what}: {holds}{why}", remedy=f"{remedy} docs/data.md shows every layout.")
+
+
+def _tables_above(folder: Path) -> list[str]:
+    """List the tables beside a folder, but for those to validate or test with; after the others those to train on."""
+    found = []
+    for name in sorted(beside(folder.absolute())):
+        match = lists.STEM.fullmatch(Path(name).stem)
+        kind = KIND_OF[match[2].lower()] if match else ""
+        if Path(name).suffix.lower() in lists.TABLES and not name.startswith((".", "~$")) and kind in ("", "train"):
+            found.append((kind, name))  # "~$" begins what Excel writes while a file is open
+    return [name for _, name in sorted(found)]
 
 
 def with_siblings(train: Path, reading: Reading) -> dict[str, Path]:

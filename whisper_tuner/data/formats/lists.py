@@ -36,6 +36,7 @@ from whisper_tuner.text import parse_json
 
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 SUFFIXES = (".csv", ".tsv", *JSON_SUFFIXES)
+TABLES = (".csv", ".tsv", excel.SUFFIX)
 MOST_TRIED = 50  # tables of a folder; of more, each is the text of one recording
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 STEM = re.compile(rf"(.*?)[-_. ]?({'|'.join(KIND_OF)})", re.IGNORECASE)

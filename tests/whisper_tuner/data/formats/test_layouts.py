@@ -925,3 +925,29 @@ def test_a_json_that_is_not_whispers_does_not_count_beside_texts(tmp_path, clip,
     write(tmp_path / "a.normalized.txt", "one\n")
     write(tmp_path / "a.json", json.dumps(other))
     assert texts(tmp_path) == {"a.normalized.wav": "one"}
+
+
+@pytest.mark.parametrize(
+    ("names", "named"),
+    [
+        (["texts.csv", "a-texts-test.csv", "a-texts-train.csv", "package.json", "~$texts.xlsx"], "texts.csv"),
+        (["dev.tsv", "train.tsv"], "train.tsv"),
+        (["dev.tsv", "notes.md"], ""),
+    ],
+)
+def test_recordings_without_texts_are_told_of_a_table_in_the_folder_above(tmp_path, names, named):
+    """None that is there to validate or test with."""
+    (tmp_path / "voice").mkdir()
+    for name in ("voice/a.wav", *names):
+        (tmp_path / name).touch()
+    with pytest.raises(DataError) as caught:
+        parts_of(tmp_path / "voice")
+    said = f"(in the folder above lies {named})"
+    assert said in caught.value.remedy if named else "folder above" not in caught.value.remedy
+
+
+def test_a_model_given_as_data_is_told(tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(DataError, match="is a folder with a model, not with recordings"):
+        parts_of(tmp_path)

@@ -112,7 +112,7 @@ def test_an_id_on_the_hub(tmp_path, parts):
     assert {kind: [sample.text for sample in samples] for kind, samples in whole.items()} == {
         kind: [text for text, *_ in rows] for kind, rows in WHOLE.items()
     }
-    assert "train:5: its audio cannot be read: cannot be decoded" in done.stdout and "/tmp/" not in done.stdout
+    assert "train line 5: its audio cannot be read: cannot be decoded" in done.stdout and "/tmp/" not in done.stdout
     assert "'fr' not found. Available: ['default']" in no_subset.stderr and no_subset.returncode == 4
 
 
