@@ -171,11 +171,11 @@ def training_memory(
     tokens, logits = _lengths(shape, clip_s)[1], FLOAT * LOGITS * shape.vocab_size  # bytes of a token's logits
     if device == "cuda":  # adapters keep hardly more there, and logits are made for some tokens at a time
         staged = 2 * min(STAGED, FLOAT * trained)
-        kept = clips * _layers_keep(shape, profile, clip_s, more=0, inputs=1)
+        kept = clips * _layers_keep(shape, profile, clip_s, more=0)
         kept += logits * min(LOGITS_AT_ONCE, clips * tokens)
         return CUDA_CONTEXT + weights + CUDA_TRAINED_BYTES * trained + staged + kept
     more_bytes += 2 * best_bytes(profile)
-    per_clip = _layers_keep(shape, profile, clip_s, more=22, inputs=15) + logits * tokens
+    per_clip = _layers_keep(shape, profile, clip_s, more=22) + logits * tokens
     if device == "mps":
         per_clip += _attention_weights(shape, profile, clip_s)
     return PROCESS_BYTES + weights + (TRAINED_BYTES + more_bytes) * trained + clips * per_clip
@@ -249,21 +249,20 @@ def fastest(ways: Sequence[Way], memory: float) -> Way:
     return next((way for way in ways if way.one <= memory), min(ways, key=lambda way: way.one))
 
 
-def _layers_keep(shape: ModelShape, profile: Profile, clip_s: float, *, more: int, inputs: int) -> int:
+def _layers_keep(shape: ModelShape, profile: Profile, clip_s: float, *, more: int) -> int:
     """Estimate the bytes that layers keep of one clip for the backward pass.
 
-    With adapters: `more` values for each of a layer's, which they keep and pass on, and `inputs` for each of a layer's
-    inputs where only those are kept.
+    more: values for each of a layer's, which adapters keep and pass on.
     """
     frames, tokens = _lengths(shape, clip_s)
-    d, is_lora, checkpointing = shape.d_model, profile.method == "lora", profile.gradient_checkpointing
-    more, inputs = (more, inputs) if is_lora else (0, 1)
+    d, checkpointing = shape.d_model, profile.gradient_checkpointing
+    more = more if profile.method == "lora" else 0
     encoder_layer = frames * ((10 + more) * d + 2 * shape.encoder_ffn_dim)
     decoder_layer = tokens * ((18 + more) * d + 2 * shape.decoder_ffn_dim) + 2 * frames * d
     of_encoder = encoder_layer if checkpointing else shape.encoder_layers * encoder_layer
     of_decoder = decoder_layer if checkpointing else shape.decoder_layers * decoder_layer
-    if checkpointing:  # the inputs of each layer, and one layer whole; of a PeftModel more remains, as measured
-        of_encoder += shape.encoder_layers * frames * inputs * d
+    if checkpointing:  # the inputs of each layer, and one layer whole
+        of_encoder += shape.encoder_layers * frames * d
         of_decoder += shape.decoder_layers * tokens * d
     if not profile.trains_encoder:  # nothing of the encoder is kept but its output
         of_encoder = 0

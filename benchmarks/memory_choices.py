@@ -1,0 +1,194 @@
+"""How much memory does a worker take, and how long does a step, with each choice that saves some?
+
+    python benchmarks/memory_choices.py [--models small,medium] [--out DIR] [--quick]
+
+LoRA on models of the published sizes with random weights; a clip of 30 s in each step, layers computed again in the
+backward pass, on a CPU. Beside each measured row stands what the preflight would say; models that --models leaves out
+are estimates only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import subprocess
+import sys
+import wave
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym", "tests")]
+
+from benchmarks.base import (  # noqa: E402
+    Done,
+    ended,
+    names,
+    parser_of,
+    profile_of,
+    publish,
+    start_finetune,
+    table,
+    watching,
+)
+from distributed.plan.automatic import more_bytes  # noqa: E402
+from distributed.run_dir.log import scan  # noqa: E402
+from exogym.strategy import strategy_config  # noqa: E402
+from whisper_tuner.config import Profile  # noqa: E402
+from whisper_tuner.model.memory import FROZEN, PUBLISHED, training_memory  # noqa: E402
+
+CLIPS, STEPS, RATE, CLIP_S = 4, 3, 16_000, 30
+NEAR = 0.15  # of what was measured: an estimate that is further off is a miss
+MOST_GB = {  # what a row may take
+    "medium": {"bf16": 5.0, "int8": 4.0},
+    "large-v3-turbo": {"bf16": 5.5, "int8": 4.0},
+    "large-v3": {"bf16": 8.5, "int8": 6.0},
+}
+SIZES = ("tiny", "base", "small", "medium", "large-v3-turbo", "large-v3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One row: a published size, and how its frozen weights are held."""
+
+    size: str
+    frozen: str
+
+    def __str__(self) -> str:
+        return f"{self.size}, {self.frozen}"
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The profile's keys, but for model and data."""
+        about = {"method": "lora", "device": "cpu", "precision": "float32", "gradient_checkpointing": True}
+        return about | {"batch_size": 1, "audio_context": "full", "language": "fr", "frozen_precision": self.frozen}
+
+    @property
+    def estimate(self) -> int:
+        profile = Profile(base_model="x", train=Path("x"), **self.settings)
+        more = more_bytes(strategy_config("allreduce", {}), 1)
+        shape = PUBLISHED[f"openai/whisper-{self.size}"]
+        return training_memory(shape, profile, clips=1, clip_s=CLIP_S, more_bytes=more)
+
+    @property
+    def most_gb(self) -> float | None:
+        return MOST_GB.get(self.size, {}).get(self.frozen)
+
+
+def main() -> int:
+    parser = parser_of(__doc__, "memory-choices", "whisper-tiny only")
+    parser.add_argument("--models", type=names, default=["tiny", "small"], metavar="SIZES", help="those that are run")
+    args = parser.parse_args()
+    out = args.out.resolve()
+    known = [Case(size=size, frozen=frozen) for size in (("tiny",) if args.quick else SIZES) for frozen in FROZEN]
+    run = [case for case in known if args.quick or case.size in args.models]
+    done = Done(out)
+    done.run(run, lambda case: measure(case, out), args.more)
+    head = ("model, frozen weights", "GB at the peak", "estimate", "allowed", "seconds a step", "times float32's")
+    body = [*table(head, [row(case, done) for case in known]), *done.listed(run, misses(known, done))]
+    publish("memory: each choice", body, done.commits(run), write=not args.quick)
+    return 0
+
+
+def measure(case: Case, out: Path) -> dict:
+    """Train some steps; return the most bytes that the worker needed, and the seconds of a step after the first."""
+    model = out / case.size
+    if not (model / "config.json").exists():
+        write_model(model, case.size)
+    write_clips(out / "clips")
+    profile = profile_of(model, out / "clips", validation="", max_steps=STEPS, **case.settings)
+    process = start_finetune(out / "run", {"profile:run": profile}, "run")
+    needed = Needed(process, out / "run")
+    with watching(needed.look, 0.05):
+        status = process.wait()
+    [attempt] = scan(ended(out / "run", status) / "events.jsonl").attempts
+    seconds = statistics.median(step.seconds for step in attempt.steps[1:])
+    told = f"{needed.bytes / 1e9:.2f} GB, {seconds:.1f} s a step"
+    return {"bytes": needed.bytes, "seconds": seconds, "told": told}
+
+
+class Needed:
+    """The most bytes that any process of a run has needed so far.
+
+    While it loads, pages of the model's file do not count: the system takes them back. Later on they do: where a file
+    holds float32, these pages are the weights.
+    """
+
+    def __init__(self, process: subprocess.Popen, folder: Path):
+        self.bytes, self._root, self._folder, self._has_loaded = 0, psutil.Process(process.pid), folder, False
+
+    def look(self) -> None:
+        if not self._has_loaded:
+            events = next(self._folder.glob("runs/*/events.jsonl"), None)
+            self._has_loaded = events is not None and '"type": "memory"' in events.read_text(encoding="utf-8")
+        try:
+            tree = [self._root, *self._root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return
+        for process in tree:
+            try:
+                held = process.memory_info()
+            except psutil.NoSuchProcess:
+                continue
+            self.bytes = max(self.bytes, held.rss - (0 if self._has_loaded else held.shared))
+
+
+def write_model(folder: Path, size: str) -> None:
+    """Write a Whisper of random weights, in fp16 where that is published so; most of its tokens have no text."""
+    import torch
+    from small_whisper import write_whisper
+    from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+    write_whisper(folder, multilingual=True, seconds=CLIP_S)
+    config, generation = WhisperConfig.from_pretrained(folder), GenerationConfig.from_pretrained(folder)
+    shape = PUBLISHED[f"openai/whisper-{size}"]
+    for key, value in (dataclasses.asdict(shape) | {"init_std": 0.02}).items():
+        setattr(config, key, value)
+    torch.set_default_dtype(torch.float16 if size.startswith("large") else torch.float32)
+    try:
+        model = WhisperForConditionalGeneration(config)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    model.generation_config = generation
+    model.save_pretrained(folder)
+    WhisperFeatureExtractor(feature_size=shape.num_mel_bins).save_pretrained(folder)
+
+
+def write_clips(folder: Path) -> None:
+    """Write clips of 30 s of noise, and their list."""
+    import numpy as np
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ["audio,text"]
+    for number in range(CLIPS):
+        noise = np.random.default_rng(number).integers(-3000, 3000, CLIP_S * RATE, dtype=np.int16)
+        with wave.open(str(folder / f"{number}.wav"), "wb") as file:
+            file.setparams((1, 2, RATE, 0, "NONE", ""))
+            file.writeframes(noise.tobytes())
+        lines.append(f"{number}.wav,{'word ' * 35}")
+    (folder / "train.csv").write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
+def row(case: Case, done: Done) -> tuple:
+    taken = dict(done.found([case])).get(case)
+    plain = dict(done.found([one := Case(size=case.size, frozen="float32")])).get(one)
+    gigabytes, seconds = (f"{taken['bytes'] / 1e9:.2f}", f"{taken['seconds']:.1f}") if taken else ("", "")
+    times = f"{taken['seconds'] / plain['seconds']:.2f}" if taken and plain else ""
+    return case, gigabytes, f"{case.estimate / 1e9:.2f}", case.most_gb or "", seconds, times
+
+
+def misses(known: list[Case], done: Done) -> list[str]:
+    found = []
+    for case in known:
+        result = dict(done.found([case])).get(case)
+        taken = result["bytes"] if result else case.estimate
+        if case.most_gb and taken > 1e9 * case.most_gb:
+            found.append(f"{case}: {taken / 1e9:.2f} GB, allowed are {case.most_gb:g}")
+        if result and abs(case.estimate / taken - 1) > NEAR:
+            found.append(f"{case}: {taken / 1e9:.2f} GB, where {case.estimate / 1e9:.2f} are estimated")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
