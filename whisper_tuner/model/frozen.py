@@ -75,24 +75,22 @@ def hold_frozen(model: nn.Module, precision: str) -> None:
     for parameter in model.parameters():
         if parameter.dtype == torch.float32:
             parameter.data = parameter.data.clone()
-    held: dict[nn.Parameter, tuple[nn.Parameter, Tensor | None]] = {}
+    scales: dict[nn.Parameter, Tensor | None] = {}
     for module in model.modules():
         if type(module) not in (nn.Linear, nn.Embedding):
             continue
-        assert isinstance(module, nn.Linear | nn.Embedding)
-        own = module.get_parameter("weight")
-        if own.requires_grad or own.dtype == torch.float32:
+        weight = module.get_parameter("weight")
+        if weight.requires_grad or weight.dtype == torch.float32:
             continue
-        if own not in held:
-            held[own] = _rounded(own, precision)
+        if weight not in scales:
+            scales[weight] = _round(weight) if precision == "int8" else None
         module.__class__ = FrozenLinear if isinstance(module, nn.Linear) else FrozenEmbedding
-        module.weight, scale = held[own]
-        module.register_buffer("scale", scale, persistent=False)  # so that no rank sends it to another
+        module.register_buffer("scale", scales[weight], persistent=False)  # so that no rank sends it to another
 
 
-def _rounded(weight: nn.Parameter, precision: str) -> tuple[nn.Parameter, Tensor | None]:
-    if precision == "bf16":
-        return weight, None
-    scale = weight.detach().float().abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / 127
-    whole = weight.detach().float().div_(scale).round_().to(torch.int8)
-    return nn.Parameter(whole, requires_grad=False), scale
+def _round(weight: nn.Parameter) -> Tensor:
+    """Make a weight [out, in] int8 where it stands, and return its scales [out, 1]."""
+    values = weight.detach().float()
+    scale = values.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / 127
+    weight.data = values.div_(scale).round_().to(torch.int8)
+    return scale

@@ -21,7 +21,9 @@ FROZEN = {"float32": 4, "bf16": 2, "int8": 1}  # bytes of a weight that is not t
 # Some strategies take more: distributed/plan/automatic.py.
 TRAINED_BYTES = 41
 AFTER_A_STEP_BYTES = 40  # the part of TRAINED_BYTES that a first forward and backward pass do not show
-PROCESS_BYTES = 500_000_000  # Python with torch and transformers, before any model
+COPIED_BYTES = 12  # the part of TRAINED_BYTES that stands only while a checkpoint is written, after a step
+PROCESS_BYTES = 380_000_000  # Python with torch and transformers, before any model
+KEPT_FREE_BYTES = 120_000_000  # gaps in memory that is not given back at once: see exogym.device
 # A CUDA card holds the gradient and AdamW's moments for each trained parameter; flats and copies are in the machine's
 # memory. The moments are what a first pass does not show. Each process takes CUDA_CONTEXT of the card before any
 # tensor (0.55 GB on an H200), and what is copied to and from the card goes through two pieces of STAGED at most.
@@ -178,7 +180,12 @@ def training_memory(
     per_clip = _layers_keep(shape, profile, clip_s, more=22) + logits * tokens
     if device == "mps":
         per_clip += _attention_weights(shape, profile, clip_s)
-    return PROCESS_BYTES + weights + (TRAINED_BYTES + more_bytes) * trained + clips * per_clip
+    activations = clips * per_clip
+    if profile.gradient_checkpointing:
+        activations = max(0, activations - COPIED_BYTES * trained)
+    else:
+        activations += KEPT_FREE_BYTES
+    return PROCESS_BYTES + weights + (TRAINED_BYTES + more_bytes) * trained + activations
 
 
 def profile_memory(
