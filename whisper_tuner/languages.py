@@ -56,7 +56,7 @@ def language_code(language: str | None) -> str:
     else:
         outside = re.sub(r"\(.*?\)", "", plain)  # without what is in brackets
         texts = (plain, re.sub(KINDS, "", plain), outside, re.sub(KINDS, "", outside))
-        spelled = (" ".join(re.findall(r"[^\W\d_]+", text)) for text in texts)
+        spelled = (" ".join(re.findall(r"[^\W_]+", text)) for text in texts)
         code = next((CODES[name] for name in spelled if name in CODES), "")
     if code not in LANGUAGES:
         near = nearest(plain, (name for name in CODES if len(name) > 3))

@@ -170,12 +170,14 @@ def _ask(
     if model is None:
         look = partial(suggested_model, before, speech_s, language, console)
         model = questions.once("suggest", (round(speech_s), language), look)
-    is_unfit = not given and model.base_model == str(BUNDLED) and not data.source.is_relative_to(BUNDLED.parent)
-    if questions.asks_nobody and is_unfit:
-        raise ModelError("no model for this speech", remedy="Name one that is on this disk with --model FOLDER.")
+    is_bundled = model and model.base_model == str(BUNDLED)
+    if model is None or (not given and is_bundled and not data.source.is_relative_to(BUNDLED.parent)):
+        if questions.asks_nobody:
+            raise ModelError("no model for this speech", remedy="Name one that is on this disk with --model FOLDER.")
+        model, given = ask_model(questions, before, model, console), True
     draft = Draft(config_path=config, config_text=text, model=model, data=data)
     start = CHANGE
-    if questions.interactive and not is_unfit and "model" not in questions.earlier:  # then they had changed something
+    if questions.interactive and "model" not in questions.earlier:  # then they had changed something
         draft.data = ask_split(suggestions, data, console)
         draft.language = ask_language(questions, draft, console)
         draft.method = ask_method(suggestions, model)

@@ -94,10 +94,11 @@ def _not_at_hand(base_model: str, console: Console) -> ModelError | None:
     return None
 
 
-def suggested_model(config: ConfigFile, speech_s: float, language: str, console: Console) -> Model:
+def suggested_model(config: ConfigFile, speech_s: float, language: str, console: Console) -> Model | None:
     """Suggest the largest of SUGGESTED that LoRA trains here, in about an hour where there is no GPU.
 
-    Where the hub does not answer, it is one that is on this disk, the demo's last. language: "" if it is not known yet.
+    Where the hub does not answer, it is one that is on this disk, the demo's last; None if there is none for the
+    language, which is "" if it is not known yet.
     """
     models = offered(config)
     usual = [model for size in SUGGESTED for model in models.values() if model.base_model == f"openai/whisper-{size}"]
@@ -119,7 +120,10 @@ def suggested_model(config: ConfigFile, speech_s: float, language: str, console:
             what = f"{usual[0].base_model} cannot be fetched now, and the only model on this disk is that of the demo,"
             what += " which knows some English sentences and no other language."
         console.print(what, style="yellow", markup=False)
-    return next(iter([*here, *usual, *filter(_fitting, models.values()), *models.values()]))
+    elif usual:
+        console.print(f"{usual[0].base_model} cannot be fetched now.", style="yellow", markup=False)
+        return None
+    return next(iter([*here, *filter(_fitting, models.values()), *models.values()]))
 
 
 def _is_english_only(model: Model) -> bool:

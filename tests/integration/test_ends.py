@@ -84,6 +84,8 @@ def test_while_it_trains(runner, process, kind):
 def test_while_it_stops(runner, process, kind):
     front = runner.start("d", "h2", text=TEXT)
     runner.lab["h1"].signal(signal.SIGINT, "cli_typer.py")
+    if process == "cli_typer.py":
+        time.sleep(1.0)  # it passes Ctrl-C on within 0.2 s; killed before, it would leave the run to go on
     with fault(runner, kind, process):
         if kind == "freeze":
             time.sleep(FROZEN_S)

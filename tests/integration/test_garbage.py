@@ -8,18 +8,17 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from lab import faults
-from waiting import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 PROJECT = Path(__file__).parents[2]
 CONNECTIONS = 10_000
+ATTEMPTS = 6
 TEXT = """
 [distributed:d]
 base_profile = tiny
@@ -71,10 +70,10 @@ def public_ports(host) -> set[str]:
 
 
 class Attack:
-    """A stranger on h3 who knows at once of each port that opens on the others; `what` it does there may change."""
+    """A stranger on h3 who knows at once of each port that opens on the others, and does `what` there."""
 
-    def __init__(self, runner):
-        self.hosts, self.what, self.over = [runner.lab[name] for name in ("h1", "h2")], "abort", threading.Event()
+    def __init__(self, runner, what: str):
+        self.hosts, self.what, self.over = [runner.lab[name] for name in ("h1", "h2")], what, threading.Event()
         command = [sys.executable, str(faults.STRANGER), "gloo"]
         self.stranger, self.said = runner.lab.popen("h3", command, stderr=subprocess.DEVNULL), []
         assert self.stranger.stdout.readline() == "ready\n"
@@ -125,8 +124,8 @@ class Attack:
 
 
 @contextmanager
-def attack(runner) -> Iterator[Attack]:
-    going_on = Attack(runner)
+def attack(runner, what: str) -> Iterator[Attack]:
+    going_on = Attack(runner, what)
     try:
         yield going_on
     finally:
@@ -134,25 +133,22 @@ def attack(runner) -> Iterator[Attack]:
         going_on.stranger.kill()
 
 
-def test_one_who_speaks_gloo_while_groups_form_costs_a_worker_and_no_run(runner):
+@pytest.mark.parametrize("what", ["abort", "join"])
+def test_one_who_speaks_gloo_while_groups_form_costs_a_worker_and_no_run(runner, what):
     """It takes the place of peers by numbers that it guesses, aborts workers, and finds no store."""
     runner.run("d", "h2", text=SHORT)
-    undisturbed, before = digests(runner), runner.run_dir
-    with attack(runner) as stranger:
-        process = runner.lab.popen("h1", runner.command("d", "h2", text=SHORT), cwd=str(PROJECT))
-        wait_until(lambda: runner.run_dir != before, 120, process.poll)
-        wait_until(lambda: aborted(runner), 150, process.poll)
-        stranger.what = "join"
-        wait_until(lambda: left_out(runner), 90, process.poll)
-    begun = time.monotonic()
-    out, err = process.communicate(timeout=300)
-    print(f"{time.monotonic() - begun:.0f} s after it; {aborted(runner)} aborts, {left_out(runner)} left out")
-    assert process.returncode == 0, out + err
-    assert digests(runner) == undisturbed
+    undisturbed, seen = digests(runner), {"abort": aborted, "join": left_out}[what]
+    with attack(runner, what) as stranger:
+        for _ in range(ATTEMPTS):  # it must be faster than the peers, which it is not always
+            runner.run("d", "h2", text=SHORT)
+            assert digests(runner) == undisturbed
+            assert not any(event["given_up"] for event in runner.events("lost"))
+            assert runner.left_over() == []
+            if seen(runner):
+                break
+    assert seen(runner), stranger.said
     assert not any("keys" in said for said in stranger.said)
-    assert {said["read"] for said in stranger.said} == {32}  # nonces, and proofs for nobody else
-    assert not any(event["given_up"] for event in runner.events("lost"))
-    assert runner.left_over() == []
+    assert {said["read"] for said in stranger.said} <= {32}  # nonces, and proofs for nobody else
 
 
 def aborted(runner) -> int:

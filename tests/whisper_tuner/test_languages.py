@@ -80,7 +80,13 @@ def test_languages_are_whispers_and_no_other_spelling_hides_a_code():
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    {"germn": "german", "frensh": "french", "Brazilian Portugese": "portuguese", "klingon": ""}.items(),
+    {
+        "germn": "german",
+        "frensh": "french",
+        "Brazilian Portugese": "portuguese",
+        "french2": "french",
+        "klingon": "",
+    }.items(),
 )
 def test_the_nearest_name_is_suggested(name, meant):
     with pytest.raises(ConfigError) as raised:

@@ -158,7 +158,7 @@ def test_a_section_is_replaced_only_when_told_to(folder, wizard):
         ({"batch_size": "4000"}, 3, "batch_size = 4000: a step cannot have more clips than the training set"),
         ({"model": "nobody"}, 3, "model = nobody: no such folder"),
         ({"model": "."}, 3, "holds no Whisper model"),
-        ({"data": "broken.csv"}, 4, "no usable row"),
+        ({"data": "lists/broken.csv"}, 4, "no usable row"),
         ({"data": "a" * 300}, 3, "File name too long"),
         ({"name": "a b"}, 3, "name = a b"),
         ({"strategy": "diloco"}, 3, "strategy was answered, but"),
@@ -173,7 +173,8 @@ def test_a_section_is_replaced_only_when_told_to(folder, wizard):
     ],
 )
 def test_an_impossible_answer_names_its_key_and_nothing_is_written(folder, wizard, answers, status, words):
-    (folder / "broken.csv").write_text("audio,words\n")
+    (folder / "lists").mkdir()
+    (folder / "lists/broken.csv").write_text("audio,words\n")
     before = files(folder)
     ended, said = wizard(folder, answers)
     assert ended == status and words in said

@@ -230,6 +230,14 @@ def test_a_file_of_answers_that_is_none_is_told(tmp_path, text, words):
     assert words in str(caught.value) and "<string>" not in str(caught.value)
 
 
+def test_no_model_is_suggested_where_none_can_be_had(tmp_path, monkeypatch, capsys):
+    """The only one on this disk is the bundled one, which knows no French."""
+    monkeypatch.setattr(model, "folder_here", lambda name: tmp_path if name == str(model.BUNDLED) else None)
+    monkeypatch.setattr(model, "_not_at_hand", lambda name, console: ModelError("gone"))
+    assert model.suggested_model(ConfigFile(tmp_path / "config.ini", ""), 600.0, "fr", Console()) is None
+    assert "cannot be fetched now" in capsys.readouterr().out
+
+
 def test_a_table_beside_recordings_is_offered_whatever_its_columns_are_called(tmp_path):
     """But not what Excel writes while a file is open, nor one without recordings."""
     above = ("home/texte.xlsx", "home/voice/c.wav")
