@@ -310,12 +310,12 @@ def _option(name: str, model: Model) -> Option:
         return Option(value=name, title=label, unfit=_unfit(model))
     count = model.shape.parameters / 1e6
     method = _fitting(model)[0]
-    limit = {"full": "", "lora": "LoRA only: ", "decoder": "decoder only: "}[method]
-    way = way_to_train(model, method)
-    held = f" in {way.frozen_precision}" if way and way.frozen_precision != "float32" else ""
-    needs = f"{limit}needs {size(memory_needed(model, method))}{held}"
-    if not fits(model, method):
-        needs = f"clips of {SHORT_S:.0f} s: {size(memory_needed(model, method, clip_s=SHORT_S))}"
+    limit = {"full": "needs ", "lora": "LoRA only: ", "decoder": "decoder only: "}[method]
+    clip_s = None if fits(model, method) else SHORT_S
+    way = way_to_train(model, method, clip_s=clip_s)
+    assert way  # its size is known
+    needs = f"clips of {SHORT_S:.0f} s: " if clip_s else limit
+    needs += size(way.whole) + (f", {way.frozen_precision}" if way.frozen_precision != "float32" else "")
     return Option(value=name, short=label, title=f"{label:<38} {count:>6,.{1 if count < 10 else 0}f} M  {needs}")
 
 
