@@ -181,7 +181,7 @@ def training_memory(
     if device == "mps":
         per_clip += _attention_weights(shape, profile, clip_s)
     activations = clips * per_clip
-    if profile.gradient_checkpointing:
+    if profile.gradient_checkpointing and profile.method == "lora":  # of other methods this was not measured
         activations = max(0, activations - COPIED_BYTES * trained)
     else:
         activations += KEPT_FREE_BYTES

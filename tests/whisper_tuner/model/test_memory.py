@@ -55,11 +55,9 @@ MEASURED = by_run(
         ("tiny", "full", 5, False): {1: 2.27, 4: 2.31, 8: 2.44},
         ("tiny", "full", 15, False): {1: 2.25, 4: 2.71, 8: 3.2},
         ("tiny", "full", 30, False): {1: 2.5, 4: 3.29, 8: 4.84},
-        ("base", "lora", 30, True): {4: 3.2, 1: 1.49},
+        ("base", "lora", 30, True): {1: 1.13},
         ("base", "full", 15, True): {8: 3.99},
         ("tiny", "full", 30, True): {8: 3.83},
-        ("base", "lora", 15, True): {4: 2.07},
-        ("tiny", "lora", 30, True): {4: 2.29},
     }
 )
 
