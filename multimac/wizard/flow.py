@@ -289,5 +289,5 @@ def _run(draft: Draft, console: Console, *, detach: bool = False) -> ExitStatus:
     else:
         status = finetune(draft.run_name, detach=detach, config=draft.config_path)
     if any((run / "final").is_dir() for run in set(runs.glob("*")) - before):
-        console.print(f"  {_command(draft)}   (the same again)", markup=False, soft_wrap=True)
+        console.print(f"  {_command(draft)}   (the same from the beginning)", markup=False, soft_wrap=True)
     return status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from whisper_tuner.languages import language_code
 from whisper_tuner.model.frozen import IN_FLOAT32, hold_frozen
 from whisper_tuner.model.special_tokens import settle_generation
 from whisper_tuner.text import parse_json
+
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft asks transformers by its old name
 
 
 class _PartlyRounded(WhisperForConditionalGeneration):
