@@ -209,9 +209,12 @@ class Peak:
             return
         for process in tree:
             try:
-                self.bytes = max(self.bytes, process.memory_info().rss)
+                self.bytes = max(self.bytes, self.held(process))
             except psutil.NoSuchProcess:
                 continue
+
+    def held(self, process: psutil.Process) -> int:
+        return process.memory_info().rss
 
 
 # RESULTS.md: one section for each benchmark, with date, commits and machine.

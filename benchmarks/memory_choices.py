@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import subprocess
 import sys
 import wave
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in (
 
 from benchmarks.base import (  # noqa: E402
     Done,
+    Peak,
     ended,
     names,
     parser_of,
@@ -100,7 +100,7 @@ def measure(case: Case, out: Path) -> dict:
     write_clips(out / "clips")
     profile = profile_of(model, out / "clips", validation="", max_steps=STEPS, **case.settings)
     process = start_finetune(out / "run", {"profile:run": profile}, "run")
-    needed = Needed(process, out / "run")
+    needed = Needed(process.pid, out / "run")
     with watching(needed.look, 0.05):
         status = process.wait()
     [attempt] = scan(ended(out / "run", status) / "events.jsonl").attempts
@@ -109,30 +109,26 @@ def measure(case: Case, out: Path) -> dict:
     return {"bytes": needed.bytes, "seconds": seconds, "told": told}
 
 
-class Needed:
+class Needed(Peak):
     """The most bytes that any process of a run has needed so far.
 
     While it loads, pages of the model's file do not count: the system takes them back. Later on they do: where a file
     holds float32, these pages are the weights.
     """
 
-    def __init__(self, process: subprocess.Popen, folder: Path):
-        self.bytes, self._root, self._folder, self._has_loaded = 0, psutil.Process(process.pid), folder, False
+    def __init__(self, pid: int, folder: Path):
+        super().__init__(pid)
+        self._folder, self._has_loaded = folder, False
 
     def look(self) -> None:
         if not self._has_loaded:
             events = next(self._folder.glob("runs/*/events.jsonl"), None)
             self._has_loaded = events is not None and '"type": "memory"' in events.read_text(encoding="utf-8")
-        try:
-            tree = [self._root, *self._root.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return
-        for process in tree:
-            try:
-                held = process.memory_info()
-            except psutil.NoSuchProcess:
-                continue
-            self.bytes = max(self.bytes, held.rss - (0 if self._has_loaded else held.shared))
+        super().look()
+
+    def held(self, process: psutil.Process) -> int:
+        memory = process.memory_info()
+        return memory.rss - (0 if self._has_loaded else memory.shared)
 
 
 def write_model(folder: Path, size: str) -> None:

@@ -10,12 +10,10 @@ from importlib import metadata
 
 from distributed.plan.automatic import Measured
 from whisper_tuner.model.machine_memory import machine_memory
-from whisper_tuner.model.memory import MPS_SHARE
+from whisper_tuner.model.memory import MPS_SHARE, RESERVE
 from whisper_tuner.text import size
 
 from .programs import is_macos, output_of
-
-OTHERS = 0.1  # of the memory: left to other programs, as by a worker
 
 
 def described() -> str:
@@ -44,7 +42,7 @@ def one_machine() -> Measured:
     """Describe training on this machine alone: nothing travels."""
     room, memory = float(memory_here()), machine_memory()
     if device_here() != "cuda" and memory["available"] is not None:
-        room = min(room, memory["available"] - OTHERS * memory["total"])
+        room = min(room, memory["available"] - RESERVE * memory["total"])
     return Measured(bytes_s=math.inf, device=device_here(), room_bytes=room)
 
 

@@ -22,7 +22,7 @@ from whisper_tuner.errors import ConfigError
 from whisper_tuner.hub import check_files, check_model, model_folder
 from whisper_tuner.model.memory import fastest, shape_of, trained_parameters, ways_of
 
-from .automatic import CHECKPOINT_BYTES, Conditions, Measured, chosen
+from .automatic import CHECKPOINT_BYTES, Conditions, Measured, chosen, more_bytes
 from .job import Job
 from .launch import Launch, Rank, save_items
 from .run_spec import RunSpec
@@ -85,7 +85,7 @@ def prepare_run(
     conditions, rounds = None, ""
     if measured and (shape := shape_of(str(model_folder(profile.base_model)))):  # else the defaults stay
         parameters, known = trained_parameters(shape, profile), measured()
-        profile = _fitting(profile, known, len(labels), manifests["train"])
+        profile = _fitting(job, profile, known, len(labels), manifests["train"])
         conditions = Conditions(parameters=parameters, hosts=len(labels), steps=total_steps, measured=known)
         job, rounds = chosen(job, conditions)
     interval = profile.checkpoint_interval or _checkpoint_interval(job, total_steps, conditions)
@@ -114,12 +114,13 @@ def prepare_run(
     )
 
 
-def _fitting(profile: Profile, known: Measured, ranks: int, train: Manifest) -> Profile:
+def _fitting(job: Job, profile: Profile, known: Measured, ranks: int, train: Manifest) -> Profile:
     """Hold what is frozen in fewer bits where one machine has too little memory; of several it is known before."""
     if known.room_bytes is None:
         return profile
     longest = max(sample.duration_s for sample in train.samples)
-    ways = ways_of(profile, longest_s=longest, device=known.device)
+    more = more_bytes(job.strategy_config(total_steps=1), ranks)
+    ways = ways_of(profile, longest_s=longest, device=known.device, more_bytes=more)
     way = fastest(ways, known.room_bytes / ranks) if ways else None
     return dataclasses.replace(profile, frozen_precision=way.frozen_precision) if way else profile
 

@@ -20,13 +20,19 @@ from whisper_tuner.data.batch_shapes import CPU_POSITIONS, LABEL_GRID, NO_LIMIT,
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.errors import RunError
 from whisper_tuner.model.machine_memory import machine_memory
-from whisper_tuner.model.memory import AFTER_A_STEP_BYTES, CUDA_AFTER_A_STEP_BYTES, CUDA_CONTEXT, FLOAT, STAGED
+from whisper_tuner.model.memory import (
+    AFTER_A_STEP_BYTES,
+    CUDA_AFTER_A_STEP_BYTES,
+    CUDA_CONTEXT,
+    FLOAT,
+    RESERVE,
+    STAGED,
+)
 from whisper_tuner.text import counted, size
 
 from .whisper_wrapper import WhisperModelWrapper
 
 WORKERS = {f"{__package__}.main", f"{__package__}.speed"}
-RESERVE = 0.1  # of the memory: left to what else runs there
 CARD_RESERVE = 4_000_000_000  # bytes, the most that is left of a card's memory: for contexts, and the allocator's gaps
 OTHERS = 0.9  # of a device: where less than this is left of it, other programs have the rest
 CHECKPOINTED = "it computes activations again in the backward pass (gradient_checkpointing), which takes a third longer"

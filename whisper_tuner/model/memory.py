@@ -34,6 +34,7 @@ FRAMES_PER_S = 50  # encoder positions, after its convolutions
 TOKENS_PER_S = 6  # of fast speech
 LOGITS = 4  # copies of them in the loss and its backward pass
 MPS_SHARE = 0.7  # of a Mac's memory for its GPU: Metal's recommendedMaxWorkingSetSize is two thirds to three quarters
+RESERVE = 0.1  # of the memory: left to what else runs there
 MOST, MOST_LAYERS = 10_000_000, 1000  # of a dimension, of layers; a config.json with more is damaged
 
 
@@ -224,10 +225,6 @@ class Way:
     again: bool
     whole: int
     one: int
-
-    def told(self) -> str:
-        held = f"frozen weights in {self.frozen_precision}" if self.frozen_precision != "float32" else ""
-        return ", ".join(filter(None, [held, "layers computed again" if self.again else ""]))
 
 
 def ways_of(

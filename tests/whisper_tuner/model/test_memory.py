@@ -12,10 +12,12 @@ from whisper_tuner.model.memory import (
     FLOAT,
     PUBLISHED,
     TRAINED_BYTES,
+    fastest,
     profile_memory,
     shape_of,
     trained_parameters,
     training_memory,
+    ways_of,
 )
 
 MODEL = Path(__file__).parents[3] / "bundled" / "model"
@@ -240,3 +242,15 @@ def test_checkpointing_never_takes_more(profile_of, settings, device):
             for on in (False, True)
         )
         assert checkpointed <= plain, name
+
+
+def test_the_fastest_way_that_fits_is_taken(tmp_path):
+    """Frozen weights in fewer bits come before layers that are computed again; a setting that was made stays."""
+    profile = Profile(base_model="openai/whisper-large-v3", train=tmp_path / "x.csv", method="lora", batch_size=1)
+    ways = ways_of(profile)
+    assert [way.frozen_precision for way in ways] == ["float32", "bf16", "int8"] * 2
+    assert [way.again for way in ways] == [False] * 3 + [True] * 3
+    assert all(fastest(ways, way.one) == way for way in ways)
+    assert fastest(ways, 1e9) == ways[-1]  # the least, where none fits
+    assert {way.frozen_precision for way in ways_of(dataclasses.replace(profile, frozen_precision="bf16"))} == {"bf16"}
+    assert {way.frozen_precision for way in ways_of(dataclasses.replace(profile, method="full"))} == {"float32"}

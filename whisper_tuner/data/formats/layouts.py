@@ -80,10 +80,10 @@ def parts_of(path: Path, reading: Reading = AS_IT_IS) -> Parts:
         raise _unknown(place, f"has no data set of the layout {name}")
     fits = [name] if name else [name for name, layout in LAYOUTS.items() if layout.recognises(place)]
     if not fits:
-        if any(is_file(path / name) for name in MODEL_FILES):
+        inner, tried = _inside(place, reading)
+        if not inner and any(is_file(path / name) for name in MODEL_FILES):
             what = f"{path} is a folder with a model, not with recordings"
             raise DataError(what, remedy="Name it as the model (--model), and a folder or table of recordings as data.")
-        inner, tried = _inside(place, reading)
         if not inner:
             raise _unknown(place, "is a folder of no layout that is known", tried)
         if inner != path:

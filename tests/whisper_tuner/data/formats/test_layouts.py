@@ -946,8 +946,11 @@ def test_recordings_without_texts_are_told_of_a_table_in_the_folder_above(tmp_pa
     assert said in caught.value.remedy if named else "folder above" not in caught.value.remedy
 
 
-def test_a_model_given_as_data_is_told(tmp_path):
+def test_a_model_given_as_data_is_told(tmp_path, clip):
+    """But recordings in a folder beside one are found."""
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_text("{}")
     with pytest.raises(DataError, match="is a folder with a model, not with recordings"):
         parts_of(tmp_path)
+    write(clip(tmp_path / "voice/a.wav").with_suffix(".txt"), "eins")
+    assert texts(tmp_path) == {"a.wav": "eins"}
