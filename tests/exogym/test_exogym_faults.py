@@ -21,6 +21,7 @@ from simulation import (
     Script,
     World,
     _this_thread,
+    checkpoint_is_written,
     crash,
     crash_for_long,
     die_at_line,
@@ -313,6 +314,7 @@ def test_a_newcomer_that_was_given_the_state_and_crashes_has_it_when_it_is_alone
     job = replace(PLAIN, strategy=strategy, checkpoint_interval=100)
     acts = {
         ("h2", "after step", 2): crash,
+        ("h2", "before step", 2): checkpoint_is_written,
         ("h2", "after step", 4): power_fails,
     }
     world = live(job, tmp_path, acts)
