@@ -160,7 +160,8 @@ class Judge:
 
     @property
     def mend(self) -> str:
-        return self.setup if self.is_worker else "make setup"
+        """Say what makes its environment anew."""
+        return self.setup if self.is_worker else "Run: make setup"
 
     def all(self) -> Iterator[Finding]:
         """Yield all findings; fill in the device on which the host would train, and the memory that it has left."""
@@ -178,23 +179,23 @@ class Judge:
         if not facts["training"]:
             passed = facts["passed"][: 1 if facts["fitting"] else None]
             what = f"there is no usable Python at {'; '.join(passed)}".removesuffix(GONE)
-            remedy = f"Run: {self.mend}"
+            remedy = self.mend
             if not facts["fitting"]:
                 remedy = INSTALL_PYTHON
             elif self.host.host.python_env and not "".join(passed[:1]).endswith(GONE):
                 # `hosts setup` clears no folder of the user's.
-                remedy = f"Remove {self.host.host.environment} there, and run: {self.mend}"
+                remedy = f"Remove {self.host.host.environment} there. {self.mend}"
             yield self.problem("python", what, remedy)
             return
         if why := self.pins.unfit(facts["python"]):
             version = ".".join(map(str, facts["python"]))
             what = f"Python {version} at {facts['executable']}; {why}"
             folder = f"{self.host.host.environment} there" if self.is_worker else ".venv in the project folder"
-            yield self.problem("python", what, OWN if is_foreign else f"Remove {folder}, and run: {self.mend}")
+            yield self.problem("python", what, OWN if is_foreign else f"Remove {folder}. {self.mend}")
         if wrong := unlike(self.pins, facts["versions"]):
             more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
             what = f"packages differ from the master's: {', '.join(wrong[:SHOWN])}{more}"
-            yield self.problem("packages", what, OWN if is_foreign else f"Run: {self.mend}")
+            yield self.problem("packages", what, OWN if is_foreign else self.mend)
 
     def system(self) -> Iterator[Finding]:
         for name, place, wins in self.host.facts["rivals"]:
@@ -247,7 +248,7 @@ class Judge:
                 remedy = "The run itself will wait for it. The first time, a Mac scans torch for up to a minute."
                 yield self.problem("device", late, remedy, severity=Severity.WARNING)
         elif "failed" in torch:
-            yield self.problem("device", f"torch does not load: {torch['failed']}", f"Run: {self.mend}")
+            yield self.problem("device", f"torch does not load: {torch['failed']}", self.mend)
         elif kind == "auto":
             self.host.device = "mps" if torch["mps"] else "cuda" if torch["cuda"] else "cpu"
         else:

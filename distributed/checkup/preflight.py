@@ -125,12 +125,16 @@ def unique(names: Iterable[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def preflight(job: Job | None, hosts: Hosts, *, sync: bool = True, hosts_file: Path | None = None) -> Iterator[Report]:
-    """Look at all hosts. job None: without what depends on a run; hosts_file: for the commands in remedies.
+def preflight(
+    job: Job | None, hosts: Hosts, *, sync: bool = True, hosts_file: Path | None = None, setup: str = ""
+) -> Iterator[Report]:
+    """Look at all hosts. job None: without what depends on a run.
+
+    hosts_file: for the commands in remedies. setup: what to do for an environment, where it is not `hosts setup`.
 
     Raises ConfigError if this machine lacks a package. Everything else is in the report.
     """
-    running = _Preflight(job, hosts, sync, hosts_file)
+    running = _Preflight(job, hosts, sync, hosts_file, setup)
     try:
         yield running.run()
     finally:
@@ -140,10 +144,10 @@ def preflight(job: Job | None, hosts: Hosts, *, sync: bool = True, hosts_file: P
 
 
 class _Preflight:
-    def __init__(self, job: Job | None, hosts: Hosts, sync: bool, hosts_file: Path | None):
+    def __init__(self, job: Job | None, hosts: Hosts, sync: bool, hosts_file: Path | None, setup: str):
         self.job, self.hosts, self.sync = job, hosts, sync
         named = hosts_file or (job and job.distribution.hosts_config)
-        self.setup = f"multimac hosts setup --hosts {named}" if named else "multimac hosts setup"
+        self.setup = setup or "Run: multimac hosts setup" + (f" --hosts {named}" if named else "")
         self.begin = time.monotonic()
         self.looks = [Look(number, host) for number, host in enumerate(hosts.all)]
         self.files: tuple[list[Manifest], list[Finding]] | None = None  # None: they are not all read yet

@@ -19,6 +19,9 @@ class Timeouts:
     silence_max_s: float = 12.0
     # At least, while weights or clips travel: on a slow link heartbeats wait behind them.
     silence_busy_link_s: float = 6.0
+    # Of the only worker of a run on this machine: nobody waits for it, and its end is noticed at once. To start another
+    # would cost what it has trained since its last checkpoint, and a busy machine may hold it up for half a minute.
+    silence_alone_s: float = 60.0
     # The first time, a Mac scans each library as it is loaded: a minute for torch and the rest (Canner/WrenAI #2354),
     # and the interpreter's lock is held meanwhile. The end of a process or of a connection is still noticed at once.
     silence_importing_s: float = 90.0

@@ -19,6 +19,8 @@ from distributed.hosts.paths import STORE, SyncItem, code_items, folder_items
 from distributed.plan.launch import Rank
 from distributed.plan.prepare import audio_items, model_on_hosts
 from distributed.plan.run_spec import AFTER, BEFORE, DecodeSpec, RunSpec
+from distributed.run_dir.folder import only_one
+from distributed.run_dir.log import EventLog
 from distributed.ssh.host import Host
 from exogym import device as devices
 from whisper_tuner.config import Profile
@@ -83,14 +85,37 @@ def evaluate_run(
                     {"type": "warning", "what": "no test clip has a text: WER counts only words that a model makes up"}
                 )
             write_predictions(folder / "evaluation" / test.stem / NAMES[when] / PREDICTIONS, result.rows)
-            measured[when], figures[when] = result, summary(result)
-            if when == AFTER:
-                figures[when]["before"] = figures[BEFORE]["wer"]
-                if found := difference(result.rows, measured[BEFORE].rows):
-                    figures[when]["wer_difference"] = [round(found.low, 4), round(found.high, 4)]
+            measured[when] = result
+            figures = figures_of(measured)
             by_machine = {"clips_of": counts} if len(counts) > 1 else {}
             tell({"type": "evaluation", "when": when, **figures[when], "cached": result.cached, **by_machine})
-    write_atomically(folder / "wer.json", json.dumps(figures, indent=2) + "\n")
+    write_rates(folder, figures)
+
+
+def figures_of(measured: Mapping[str, Evaluation]) -> dict[str, dict]:
+    """Return the figures of BEFORE and AFTER, as wer.json holds them; those of AFTER tell what has changed."""
+    figures = {when: summary(result) for when, result in measured.items()}
+    if len(figures) == len(NAMES):
+        figures[AFTER]["before"] = figures[BEFORE]["wer"]
+        if found := difference(measured[AFTER].rows, measured[BEFORE].rows):
+            figures[AFTER]["wer_difference"] = [round(found.low, 4), round(found.high, 4)]
+    return figures
+
+
+def write_rates(run_dir: Path, figures: Mapping[str, dict]) -> None:
+    write_atomically(run_dir / "wer.json", json.dumps(figures, indent=2) + "\n")
+
+
+def record_in_run(run_dir: Path, measured: Mapping[str, Evaluation]) -> None:
+    """Add what was measured on the test set of a run that has ended to its events and wer.json.
+
+    Raises RunError if it runs again.
+    """
+    figures = figures_of(measured)
+    with only_one(run_dir), closing(EventLog(run_dir / "events.jsonl")) as tell:
+        for when, of_model in figures.items():
+            tell({"type": "evaluation", "when": when, **of_model})
+        write_rates(run_dir, figures)
 
 
 def _evaluations(

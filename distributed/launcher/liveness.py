@@ -204,7 +204,7 @@ def silence_limit(worker: Liveness, silence_s: float, timeouts: Timeouts) -> flo
     """Return for how long this worker, which is there, may say nothing."""
     if worker.state is READY:
         return silence_s
-    return timeouts.silence_loading_s if worker.imported else timeouts.silence_importing_s
+    return max(silence_s, timeouts.silence_loading_s if worker.imported else timeouts.silence_importing_s)
 
 
 def due_event(worker: Liveness, now: float, silence_s: float, timeouts: Timeouts) -> Event | None:

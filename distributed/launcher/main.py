@@ -23,6 +23,7 @@ from distributed.plan.launch import Launch, Rank
 from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
 from distributed.run_dir.folder import only_one
 from distributed.run_dir.log import EventLog
+from distributed.run_dir.summary import NOT_EVALUATED
 from distributed.ssh.machine import on_each
 from whisper_tuner.errors import ExitStatus, TunerError
 from whisper_tuner.text import harmless
@@ -30,7 +31,6 @@ from whisper_tuner.text import harmless
 from .spawner import HostSpawner, LocalSpawner, Spawner
 from .training import Meeting, Refused, Training
 
-NOT_EVALUATED = "stopped before WER was measured; the model is in final/, and `multimac evaluate` measures it"
 REPORT_S = 120.0  # it usually takes a second or two; a run of a day must not wait for a disk that hangs
 REPORT_AT_ONCE_S = 10.0  # of a run that was to stop at once
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")

@@ -227,6 +227,8 @@ class WorkerGroup:
     def _look_at_clock(self, worker: Worker) -> None:
         is_sending = worker.audio is not None and worker.audio.is_sending
         limit = self._pace.silence_s(is_busy_link=worker.is_busy_link or is_sending)
+        if len(self.workers) == 1 and worker.spawner.host is None:
+            limit = self._timeouts.silence_alone_s
         event = liveness.due_event(worker.liveness, self.now, limit, self._timeouts)
         if event is Event.SILENCE:
             seconds = liveness.silence_limit(worker.liveness, limit, self._timeouts)
@@ -263,7 +265,7 @@ class WorkerGroup:
             worker.unreached = str(error)
             self._log(str(error) if isinstance(error, HostError) else f"{worker.name}: {error}")
         if what := advice(worker.name, error, worker.liveness.tries, is_new=is_new):
-            self._events({"type": "warning", "host": worker.name, "rank": worker.spawner.rank, "what": what})
+            self._events({"type": "notice", "host": worker.name, "rank": worker.spawner.rank, "what": what})
         self.advance(worker, Event.FAILED)
 
     def _on_line(self, worker: Worker, line: str | None) -> None:

@@ -20,6 +20,7 @@ from .log import Attempt, RunEvents, scan
 REPORT = "report.html"  # in the run's folder
 RUNNING, FINISHED, INTERRUPTED, FAILED, BROKEN = "running", "finished", "interrupted", "failed", "broken"
 RECOVERED = "recovered"  # by `runs recover`, without the run.json of the master that is gone
+NOT_EVALUATED = "stopped before WER was measured; the model is in final/, and `multimac evaluate` measures it"
 NO_LAST_WORD = "the launcher ended without saying why (it was killed, or the machine went down)"
 NO_RUN_JSON = "there is no run.json: it is being prepared, or was given up before it started"
 ONLY_A_MODEL = "its model was built by `runs recover`; what was asked and what happened is not in this folder"
@@ -139,6 +140,8 @@ def read_history(run_dir: Path, *, only_asked: bool = False, ended: bool = False
         events = events if only_asked else scan(run_dir / "events.jsonl")
         state, message = _state(run_dir, events.attempts, ended=ended)
         known |= _on_disk(run_dir, events) | figures(events)
+        if message == NOT_EVALUATED and known["wer_after"] is not None:  # somebody has measured it since
+            state, message = FINISHED, ""
         return RunSummary(state=state, message=message, left_out=events.left_out, **known), events
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
@@ -240,6 +243,7 @@ def figures(events: RunEvents) -> dict[str, Any]:
             first = min(step.step for step in attempt.steps)
             steps = [step for step in steps if step.step < first]
             others = [event for event in others if not event.step or event.step < first]
+            others = [event for event in others if event.when != "after"]  # WER of a model that is trained further
         steps += attempt.steps
         others += attempt.others
     all_steps = [step for attempt in events.attempts for step in attempt.steps]
@@ -247,7 +251,7 @@ def figures(events: RunEvents) -> dict[str, Any]:
     named = [name for event in events.of_type("phase") for name in event.hosts]
     hosts = [_host(name, events.attempts) for name in dict.fromkeys([*named, *(step.host or "" for step in all_steps)])]
     planned = [event for event in others if event.type == "plan"] or events.of_type("start")
-    measured = {event.when: event for event in events.of_type("evaluation")}
+    measured = {event.when: event for event in others if event.type == "evaluation"}
     rates = {when: event.wer for when, event in measured.items()}
     after = measured.get("after")
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
+from distributed.run_dir.summary import RunSummary, read_run
 from exogym.config import nearest
 from multimac.view.error_rates import (
     Candidate,
@@ -31,7 +33,7 @@ from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.check import check_manifest, check_usable, described
 from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
 from whisper_tuner.data.formats.rows import Reading
-from whisper_tuner.errors import ConfigError, ExitStatus
+from whisper_tuner.errors import ConfigError, ExitStatus, RunError
 from whisper_tuner.eval.predictions import PREDICTIONS, counts, difference, write_predictions
 from whisper_tuner.eval.wer import Interval, wer_interval
 from whisper_tuner.fact_store import CACHE, FactStore
@@ -100,6 +102,7 @@ def evaluate(
     )
     results = [one for model in chosen for one in _results(console, model, manifests, decoding, batch_size, folders)]
     results.sort(key=lambda one: manifests.index(one.manifest))
+    _record_in_runs(results)
     _show(console, manifests, results, worst, as_json=as_json)
     return ExitStatus.OK
 
@@ -205,7 +208,29 @@ def _measured(
         "skipped": len(manifest.problems) + len(result.problems),
         "predictions": str(path),
     }
-    return Measured(model=model, manifest=manifest, predictions=result.rows, record=record)
+    return Measured(model=model, manifest=manifest, result=result, record=record)
+
+
+def _record_in_runs(measured: Sequence[Measured]) -> None:
+    """Add what was measured on a run's own test set to its events, from which `runs` shows WER."""
+    from distributed.launcher.evaluate import AFTER, BEFORE, NAMES, record_in_run, summary
+
+    def asked(run: RunSummary | None) -> tuple | None:
+        return (run.base_model, run.language, run.task) if run else None
+
+    for one in measured:
+        run = one.model.origin
+        own = Path("evaluation", Path(run.test).stem, NAMES[AFTER], PREDICTIONS) if run and run.test else None
+        if not run or not own or one.model.untouched or Path(one.record["predictions"]) != run.path / own:
+            continue
+        history, results = read_run(run.path), {AFTER: one.result}
+        for base in measured:
+            if base.model.untouched and base.manifest is one.manifest and asked(base.model.origin) == asked(run):
+                results = {BEFORE: base.result, AFTER: one.result}
+        known = {BEFORE: history.wer_before, AFTER: history.wer_after}
+        if any(known[when] != summary(result)["wer"] for when, result in results.items()):
+            with contextlib.suppress(RunError):  # it runs again: at its end it is measured anew
+                record_in_run(run.path, results)
 
 
 def _show(

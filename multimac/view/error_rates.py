@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -34,6 +35,9 @@ from whisper_tuner.text import counted, duration
 
 from .models import origin_of, slug
 from .terminal import Console
+
+if TYPE_CHECKING:
+    from whisper_tuner.eval.evaluation import Evaluation
 
 FIGURES = {
     "wer": "WER",
@@ -134,8 +138,12 @@ class Measured:
 
     model: Candidate
     manifest: Manifest
-    predictions: Sequence[Prediction]
+    result: Evaluation
     record: dict
+
+    @property
+    def predictions(self) -> Sequence[Prediction]:
+        return self.result.rows
 
 
 def rates_table(manifests: Sequence[Manifest], measured: Sequence[Measured], way: str) -> Table:

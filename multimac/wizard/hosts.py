@@ -44,6 +44,7 @@ LOGIN = ("workers", "ssh_user", "ssh_key_path", "master", "setup")  # keys of an
 CURED_BY_SETUP = {"python", "packages", "device"}
 ALONE, HOSTS, NEW = "alone", "hosts", "new"
 AGAIN = Option(value="again", short="check again", title="check again (first do what it says, in another terminal)")
+SETUP_HERE = "Let the wizard set it up: check again, and answer yes."
 OTHERS = Option(value=NEW, title="enter other addresses, user or key")
 GIVE_UP = Option(value=ALONE, title="train on this machine alone")
 SMALL_SHARE = 0.2  # of a step; agreeing at each may take so much
@@ -160,8 +161,12 @@ def _look(questions: Questions, draft: Draft, group: Group, console: Console) ->
     # The parts of a split are not written yet; the whole has the same clips.
     job = draft.job().with_profile(train=draft.data.manifests["train"], validation=None, test=None)
 
+    file = group.path if group.text is None else None
+    setup = "" if file else SETUP_HERE  # `hosts setup` does not know hosts that were just typed, and are in no file
+
     def look() -> Report:
-        with working(console, "checking each machine (up to 15 s)"), preflight(job, group.hosts) as report:
+        looking = preflight(job, group.hosts, hosts_file=file, setup=setup)
+        with working(console, "checking each machine (up to 15 s)"), looking as report:
             return report
 
     asked = (draft.job_of_machines(), group.hosts)

@@ -190,11 +190,12 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
 def ask_language(questions: Questions, draft: Draft, console: Console) -> str:
     """Return the code of a language; "" for an English-only model, unless one is given for the comparison of texts."""
     if not is_multilingual(draft.model):
-        if not (given := questions.answers.get("language", "")):
-            return ""
-        what = f"{draft.model.base_model} is English-only: it is told no language. Texts are compared as {given}."
+        given = questions.answers.get("language", "") or draft.data.language or draft.data.stated_language
+        code = language_code(given) if given else ""
+        name = LANGUAGES.get(code or "en", [code])[0].title()
+        what = f"{draft.model.base_model} is English-only: it is told no language. Texts are compared as {name}."
         console.print(what, markup=False)
-        return language_code(given)
+        return code
     # That of the data's section, else of the data itself, else what the profile inherits.
     draft.language = draft.data.language
     inherited = draft.extended_config().profile_values(draft.name).values.get("language", "")

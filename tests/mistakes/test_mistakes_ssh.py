@@ -25,7 +25,7 @@ from distributed.hosts.paths import code_items
 PYTHON = sys.executable
 CHECK = "hosts check --hosts hosts.json"
 TRAIN = "distributed-train both --hosts hosts.json"
-REMOVE = ("Remove ", "/venv there, and run: multimac hosts setup --hosts hosts.json")
+REMOVE = ("Remove ", "/venv there. Run: multimac hosts setup --hosts hosts.json")
 NO_SSH = ("127.0.0.1: port ", "answers, but not as an SSH server does")
 SETUP = "Run: multimac hosts setup --hosts hosts.json"
 

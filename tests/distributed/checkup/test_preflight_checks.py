@@ -55,7 +55,7 @@ def host(address: str = "b", *, device: str | None = None, free: int = 100 * GB,
 
 
 def problems(worker: HostFacts, master: HostFacts | None = None, **more) -> list[Finding]:
-    return list(Judge(worker, master or host("a"), PINS, NEEDS, "multimac hosts setup", **more).all())
+    return list(Judge(worker, master or host("a"), PINS, NEEDS, "Run: multimac hosts setup", **more).all())
 
 
 def test_a_mac_is_told_how_to_get_space_that_finder_shows_already():

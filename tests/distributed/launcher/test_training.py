@@ -236,6 +236,20 @@ def test_one_that_has_ended_while_its_host_was_cut_off_is_started_anew_as_soon_a
     assert run.hosts[1].starts[1][0] - run.time_of("lost") < 32
 
 
+def test_the_only_worker_of_a_run_is_not_replaced_because_its_machine_is_busy():
+    run = Run(train)
+    run.at("commit", 2, lambda: (run.hosts[0].toy.freeze(), run.background.at(50, run.hosts[0].toy.thaw)))
+    run.at("commit", 4, run.stop)
+    run.run()
+    assert run.generations() == ["0"] and not run.of("lost") and len(run.hosts[0].starts) == 1
+
+    run = Run(train)
+    run.at("commit", 2, lambda: run.hosts[0].toy.freeze())
+    run.at("generation", 2, run.stop)
+    run.run()
+    assert run.of("lost")[0]["silent_for"] == T.silence_alone_s and len(run.hosts[0].starts) == 2
+
+
 def test_the_longer_rounds_are_the_longer_silence_is_borne():
     for step_s, expected in ((0.2, 3.0), (40.0, 8.0), (200.0, 12.0)):
         run = Run(train, train, patience_s=1000)
@@ -595,7 +609,7 @@ def test_the_user_is_told_once_that_a_host_with_another_address_is_not_found_by_
     run.at("commit", 2, lambda: run.hosts[1].toy.exit(-9))
     run.at("generation", 3, run.stop)
     run.run()
-    [warning] = run.of("warning")
+    [warning] = run.of("notice")
     assert warning["host"] == "10.0.0.1" and "given by its name" in warning["what"]
 
 
@@ -619,7 +633,7 @@ def test_the_permission_that_a_mac_takes_away_with_the_terminal_is_named():
     run.at("commit", 2, lambda: run.hosts[1].toy.exit(-9))
     run.at("generation", 3, run.stop)
     run.run()
-    [warning] = run.of("warning")
+    [warning] = run.of("notice")
     assert "terminal closed" in warning["what"] and warning["host"] == "host1"
     page, _, title = warning["what"].rpartition(": ")[2].partition("#")
     headings = (PROJECT / page).read_text().lower().splitlines()

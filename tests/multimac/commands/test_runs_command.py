@@ -17,8 +17,9 @@ import pytest
 import cli_typer
 from distributed.run_dir.folder import is_running
 from distributed.run_dir.log import EventLog, read_events, scan
-from distributed.run_dir.summary import read_run
+from distributed.run_dir.summary import NOT_EVALUATED, read_run
 from multimac.view.run_tables import facts
+from whisper_tuner.errors import ExitStatus
 from whisper_tuner.fact_store import FactStore
 
 PROJECT = Path(__file__).parents[3]
@@ -243,6 +244,33 @@ def test_how_a_run_ended_is_shown(runs, cli, status, message, state):
     runs.end(path, status, message)
     assert (read_run(path).state, read_run(path).message) == (state, message)
     assert message in cli("runs", "show", "last")[1]
+
+
+def test_what_evaluate_measures_on_the_own_test_set_is_told_by_runs(runs, cli):
+    path = runs.copy("20260102-000000-stopped", final=False)
+    shutil.copytree(runs.trained / "final", path / "final")
+    measured = json.loads((path / "wer.json").read_text())
+    runs.end(path, ExitStatus.INTERRUPTED, NOT_EVALUATED)
+    assert read_run(path).state == "interrupted" and read_run(path).wer_after is None
+    assert cli("evaluate", path.name, "--audio-context", "cropped")[0] == 0  # not as a run measures it
+    assert read_run(path).wer_after is None
+    assert cli("evaluate", path.name)[0] == 0
+    found, known = read_run(path), read_run(runs.trained)
+    assert (found.wer_before, found.wer_after, found.wer_difference) == (
+        known.wer_before,
+        known.wer_after,
+        known.wer_difference,
+    )
+    assert found.state == "finished" and not found.message and not found.resumable
+    assert json.loads((path / "wer.json").read_text()) == measured
+    written = (path / "events.jsonl").read_bytes()
+    assert cli("evaluate", path.name)[0] == 0 and (path / "events.jsonl").read_bytes() == written
+    assert "measures it" not in cli("runs", "show", path.name)[1]
+
+    resumed = [{"type": "phase", "phase": "start", "hosts": ["localhost"]}]
+    resumed.append(next(event for event in runs.events(path) if event["type"] == "step") | {"step": 4})
+    runs.write(path, [*runs.events(path), *({"time": time.time(), **event} for event in resumed)])
+    assert read_run(path).wer_before == known.wer_before and read_run(path).wer_after is None  # it has trained further
 
 
 def test_a_launcher_without_a_last_word_has_failed(runs):

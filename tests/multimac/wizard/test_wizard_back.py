@@ -36,9 +36,9 @@ class Machines:
         self.found, self.set_up = list(found), 0
 
     @contextlib.contextmanager
-    def preflight(self, job: object, hosts: Hosts) -> Iterator[Report]:
-        worker = hosts.workers[0]
-        problems = [Finding(hosts=(worker.address,), what="wrong", check=check) for check in self.found.pop(0)]
+    def preflight(self, job: object, hosts: Hosts, *, hosts_file: Path | None, setup: str) -> Iterator[Report]:
+        name, remedy = hosts.workers[0].address, setup or f"hosts setup --hosts {hosts_file}"
+        problems = [Finding(hosts=(name,), what="wrong", check=check, remedy=remedy) for check in self.found.pop(0)]
         yield Report(hosts=[HostFacts(host=host, reached=True) for host in hosts.all], problems=problems)
 
     def setup(self, hosts_file: Path) -> ExitStatus:
@@ -92,6 +92,11 @@ def test_hosts_setup_is_not_run_again(draft, monkeypatch):
     assert machines.set_up == 1 and machines.found == [] and group
     assert questions.taken["workers"] == "10.0.0.1" and questions.taken["name"] == "mine"
     assert told.count("`hosts setup` creates") == 1
+
+
+def test_no_command_is_advised_that_does_not_know_hosts_that_were_just_typed(draft, monkeypatch):
+    _, group, told = asked(draft, Machines(BARE, ALL_WELL), monkeypatch, *NEW, "n", ENTER, ENTER)
+    assert group and "Let the wizard set it up" in told and "hosts setup --hosts" not in told
 
 
 def test_another_address_is_looked_at_and_the_first_ones_answer_is_forgotten(draft, monkeypatch):
