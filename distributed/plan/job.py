@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -98,11 +99,11 @@ def resolve(config: ConfigFile, name: str, *, strategy: str = "diloco", settings
         section = Resolved(name, {"base_profile": name, "strategy": strategy}, {})
         if not config.has("profile", name):
             known = config.names("distributed") + config.names("profile")
-            raise ConfigError(
-                f"{config.path.name}: there is neither a [distributed:{name}] nor a [profile:{name}]"
-                f"{nearest(name, known)}",
-                remedy=f"Known: {', '.join(known) or 'none'}.",
-            )
+            what = f"{config.path.name}: there is neither a [distributed:{name}] nor a [profile:{name}]"
+            remedy = f"Known: {', '.join(known) or 'none'}."
+            if config.has("dataset", name) and (train := config.section("dataset", name).values.get("train")):
+                remedy = f"[dataset:{name}] names recordings alone. Train on them: multimac train {shlex.quote(train)}"
+            raise ConfigError(f"{what}{nearest(name, known)}", remedy=remedy)
     else:
         section = config.section("distributed", name)
     inherited = changes.only(INHERITED)  # they decide what is below the profile's own keys

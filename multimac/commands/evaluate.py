@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from multimac.view.error_rates import (
     Measured,
     candidates,
     check_models,
+    key_of_rates,
     labels,
     name_doubtful,
     rates_table,
@@ -39,6 +41,7 @@ from whisper_tuner.eval.wer import Interval, wer_interval
 from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.files import check_writable
 from whisper_tuner.languages import language_code
+from whisper_tuner.text import counted
 
 from .options import CONFIG, MODEL, Config, Language, command
 
@@ -84,7 +87,8 @@ def evaluate(
     manifests = _manifests(console, data, used, chosen)
     other_way = "" if fallback else "-greedy"
     other_way += "" if audio_context == "full" else f"-{audio_context}"
-    folders = _folders(chosen, manifests, out, other_way)
+    asked = (language or (used.language if used else ""), used.task if used else "")
+    folders = _folders(chosen, manifests, out, other_way, asked)
     for model in chosen:
         fetch_model(model.path)
     with working(console, "loading torch") as tell:
@@ -95,8 +99,8 @@ def evaluate(
         check_models(chosen, tell)
     decoding = Decoding(
         device=devices.choose().type,
-        language=language or (used.language if used else ""),
-        task=used.task if used else "",
+        language=asked[0],
+        task=asked[1],
         audio_context=audio_context,
         temperatures=FALLBACK if fallback else GREEDY,
     )
@@ -133,17 +137,24 @@ def _manifests(
 
 
 def _folders(
-    chosen: Sequence[Candidate], manifests: Sequence[Manifest], out: Path | None, other_way: str
+    chosen: Sequence[Candidate],
+    manifests: Sequence[Manifest],
+    out: Path | None,
+    other_way: str,
+    asked: tuple[str, str],
 ) -> dict[tuple[Candidate, Path], Path]:
     """Return the folders for the predictions of each model on each manifest. Raises ConfigError.
 
-    other_way: the end of their names, where it is not the usual way to decode, whose predictions stay.
+    other_way: the end of their names, where it is not the usual way to decode, whose predictions stay. asked: language
+    and task; other ones than a model's run has are another way, too.
     """
     names, folders = labels([manifest.path for manifest in manifests]), {}
     for model in chosen:
         for path, name in names.items():
             folder = model.predictions_folder(out, path, name)
-            folders[model, path] = folder.with_name(folder.name + other_way)
+            own = (model.origin.language, model.origin.task) if model.origin else asked
+            others = "".join(f"-{one}" for one, of_run in zip(asked, own, strict=True) if one and one != of_run)
+            folders[model, path] = folder.with_name(folder.name + other_way + others)
     for folder in folders.values():
         check_writable(folder)
     return folders
@@ -206,9 +217,22 @@ def _measured(
         "cached": result.cached,
         "flags": dict(Counter(flag for prediction in result.rows for flag in prediction.flags)),
         "skipped": len(manifest.problems) + len(result.problems),
+        "trained_on": _trained_on(model, result),
         "predictions": str(path),
     }
     return Measured(model=model, manifest=manifest, result=result, record=record)
+
+
+def _trained_on(model: Candidate, result: Evaluation) -> int:
+    """Count the clips that the model's run was trained on: by their paths, as its list has them."""
+    if model.untouched or not model.origin:
+        return 0
+    try:
+        with (model.origin.path / "train.csv").open(encoding="utf-8", newline="") as file:
+            trained = {row.get("audio_path") for row in csv.DictReader(file)}
+    except (OSError, ValueError, csv.Error):
+        return 0
+    return sum(str(one.sample.audio.resolve()) in trained for one in result.rows)
 
 
 def _record_in_runs(measured: Sequence[Measured]) -> None:
@@ -240,7 +264,13 @@ def _show(
     if as_json:
         print(json.dumps([one.record for one in measured], indent=2))
         return
-    console.print(fitting(console, rates_table(manifests, measured, CAPTIONS[measured[0].record["audio_context"]])))
+    console.print(fitting(console, rates_table(manifests, measured)))
+    console.print(key_of_rates(measured, CAPTIONS[measured[0].record["audio_context"]]), style="italic")
+    for one in measured:
+        if count := one.record["trained_on"]:
+            what = f"{one.model.name} was trained on {count} of the {counted(one.record['clips'], 'clip')}"
+            told = f"{what} of {one.manifest.path.name}: they say nothing about speech that is new to it."
+            console.print(told, style="yellow", soft_wrap=True)
     for line in differences:
         console.print(line, soft_wrap=True)
     alone = len({one.model for one in measured}) == 1
@@ -264,7 +294,8 @@ def _differences(measured: Sequence[Measured]) -> list[str]:
             one.record["against"] = {"model": reference.model.path, "p": round(found.p, 4)}
             one.record["against"] |= {name: round(getattr(found, name), 2) for name in ("points", "low", "high")}
             lines.append(f"{one.model.name} against {reference.model.name}, on {one.manifest.path.name}:")
-            lines.append(f"  WER {reference.record['wer']:.1f} -> {one.record['wer']:.1f}: {found}")
+            trained = f", with {count} clips of its training" if (count := one.record["trained_on"]) else ""
+            lines.append(f"  WER {reference.record['wer']:.1f} -> {one.record['wer']:.1f}: {found}{trained}")
     return lines
 
 

@@ -39,13 +39,7 @@ from .terminal import Console
 if TYPE_CHECKING:
     from whisper_tuner.eval.evaluation import Evaluation
 
-FIGURES = {
-    "wer": "WER",
-    "wer_other": "WER\nother",
-    "wer_greedy": "WER\ngreedy",
-    "cer": "CER",
-    "wer_raw": "WER as\nwritten",
-}
+FIGURES = {"wer": "WER", "cer": "CER", "wer_raw": "WER as\nwritten"}  # --json has more
 NAMED = 8  # clips of a kind
 KINDS = {
     REPETITION: "repeats itself",
@@ -146,16 +140,11 @@ class Measured:
         return self.result.rows
 
 
-def rates_table(manifests: Sequence[Manifest], measured: Sequence[Measured], way: str) -> Table:
-    """Tell the rates of all models, in a section for each test set. way: of decoding, in words."""
-    explained = (
-        f"per cent; {_normalized(measured)}; WER with its interval of 95 %; greedy: before a text "
-        "that repeats itself or is improbable was decoded again; loops: clips in whose text a phrase repeats itself"
-    )
-    caption = f"{explained}; {way}"
-    table = Table(header_style="bold", caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+def rates_table(manifests: Sequence[Manifest], measured: Sequence[Measured]) -> Table:
+    """Tell the rates of all models, in a section for each test set."""
+    table = Table(header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("model", overflow="fold")
-    for column in (*FIGURES.values(), "loops"):
+    for column in FIGURES.values():
         table.add_column(column, justify="right", no_wrap=True)
     for manifest in manifests:
         seconds = sum(sample.duration_s for sample in manifest.samples)
@@ -169,14 +158,19 @@ def rates_table(manifests: Sequence[Manifest], measured: Sequence[Measured], way
                 rates = [f"{one.record[key]:.1f}" for key in FIGURES]
                 if between := one.record["wer_interval"]:
                     rates[0] += f"\n{between[0]:.1f}-{between[1]:.1f}"
-                table.add_row(one.model.name, *rates, str(one.record["loops"]))
+                table.add_row(one.model.name, *rates)
     return table
+
+
+def key_of_rates(measured: Sequence[Measured], way: str) -> str:
+    """Explain the table. way: of decoding, in words."""
+    told = f"Wrong words (WER) and letters (CER) in per cent, after {_normalized(measured)}; below WER its interval of"
+    return f"{told} 95 %. As written: case and punctuation count. {way[0].upper()}{way[1:]}."
 
 
 def _normalized(measured: Sequence[Measured]) -> str:
     """Name the normalisers, of each model if they differ."""
-    told = "WER, greedy and CER after {normalizer}, other after {normalizer_other}"
-    models = {one.model.name: told.format(**one.record) for one in measured}
+    models = {one.model.name: str(one.record["normalizer"]) for one in measured}
     alike = len({*models.values()}) == 1
     return "; ".join(dict.fromkeys(what if alike else f"{name}: {what}" for name, what in models.items()))
 
@@ -198,7 +192,8 @@ def show_worst(console: Console, measured: Measured, count: int) -> None:
         console.print(f"\nthe worst of {measured.manifest.path.name} by {measured.model.path}:", soft_wrap=True)
     for prediction in found:
         rates, flags = prediction.rates, " ".join(prediction.flags)
-        errors = f"{rates.substitutions} S, {rates.deletions} D, {rates.insertions} I"
+        kinds = {"wrong (S)": rates.substitutions, "missing (D)": rates.deletions, "added (I)": rates.insertions}
+        errors = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
         head = f"{prediction.sample.id}: WER {100 * rates.wer:.1f}: {errors}  {flags}".rstrip()
         for line in (head, *side_by_side(*prediction.normalized, width=console.width)):
             console.print(line, soft_wrap=True)

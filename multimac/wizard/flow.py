@@ -27,6 +27,7 @@ from multimac.commands.options import CONFIG, Config, Detach, command
 from multimac.view.terminal import Console
 from whisper_tuner.config import KINDS as SECTION_KINDS
 from whisper_tuner.config import ConfigFile
+from whisper_tuner.data.formats.rows import KIND_OF
 from whisper_tuner.errors import ConfigError, ExitStatus, ModelError
 from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.files import beside, check_writable, shown
@@ -230,9 +231,11 @@ def _ask_name(questions: Questions, draft: Draft) -> None:
             _holds(draft.config, *section) for section in draft.sections()
         )
 
-    source = draft.data.source
-    place = (source if source.is_dir() else source.parent).resolve()  # it may be ../recordings
-    stem = re.sub(r"[^\w.-]+", "-", f"{draft.data.section or place.name}-{draft.method}", flags=re.ASCII).strip("-._")
+    source = draft.data.source.resolve()  # it may be ../recordings
+    told = source.name if source.is_dir() else source.stem
+    named = draft.data.section or (source.parent.name if told.lower() in (*KIND_OF, "metadata") else told)
+    named = named.removesuffix(f"-{draft.method}")
+    stem = re.sub(r"[^\w.-]+", "-", f"{named}-{draft.method}", flags=re.ASCII).strip("-._")
     free = next(filter(is_free, numbered(stem)))
     while True:
         draft.name = questions.text("name", "Name for this profile:", free, check)

@@ -194,6 +194,8 @@ def ask_language(questions: Questions, draft: Draft, console: Console) -> str:
         code = language_code(given) if given else ""
         name = LANGUAGES.get(code or "en", [code])[0].title()
         what = f"{draft.model.base_model} is English-only: it is told no language. Texts are compared as {name}."
+        if not code and questions.asks_nobody:
+            what += " If they are in another language, give --language."
         console.print(what, markup=False)
         return code
     # That of the data's section, else of the data itself, else what the profile inherits.

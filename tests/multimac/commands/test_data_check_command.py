@@ -98,6 +98,18 @@ def test_what_is_found_is_told_with_its_place_and_what_to_do(folder, width, caps
     )
 
 
+def test_a_folder_as_import_makes_it_is_checked_and_every_row_of_the_rarer_way_is_named(folder, capsys):
+    texts = [row["transcription"] for row in read(folder / "train.csv")]
+    rows = [number for number, text in enumerate(texts) if len(text.split()) >= 3][:8]
+    spoil(folder / "train.csv", **{f"_{number}": texts[number].upper() for number in rows})
+    check(str(folder))
+    said = unwrapped(capsys.readouterr().out)
+    assert all(f"{part}: {count} rows" in said for part, count in CLIPS.items())
+    found = next(folder.glob(".multimac/checks/*/findings.csv")).read_text()
+    assert re.search(r"8 of \d+ rows of three words or more have capitals only", found)
+    assert all(f"line {number + 2}" in found for number in rows)
+
+
 def test_the_report_is_whole_and_everything_in_it_is_escaped(folder, capsys):
     spoil(folder / "train.csv", _5='<script>alert("x")</script> &amp; [laughter]')
     check("mine", "--out", "there")

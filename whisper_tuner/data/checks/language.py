@@ -181,22 +181,25 @@ def _usual_language(material: Material) -> str:
 
 RARE = 0.1  # share of the rows that show either way: up to here its rows are named, above it the set has two ways
 FEWEST = 10  # rows of the usual way, without which there is no usual way
-EXAMPLES = 3
 
 
-def two_ways(kind: Kind, one: Sequence[Row], other: Sequence[Row], names: tuple[str, str]) -> Iterator[Finding]:
-    """Find the rows of the rarer way. names: what each way is called, as in 'digits' and 'words'."""
+def two_ways(
+    kind: Kind, one: Sequence[Row], other: Sequence[Row], names: tuple[str, str], among: str = ""
+) -> Iterator[Finding]:
+    """Find the rows of the rarer way. names: what each way is called, as in 'digits' and 'words'.
+
+    among: which rows are looked at, as in 'of three words or more', if not all.
+    """
     (rare, rare_name), (usual, usual_name) = sorted([(one, names[0]), (other, names[1])], key=lambda way: len(way[0]))
     every = len(rare) + len(usual)
     if not rare or len(usual) < FEWEST:
         return
     if len(rare) <= RARE * every:
         for row in rare:
-            yield of_row(kind, row, f"{rare_name}, where {len(usual)} of {every} rows have {usual_name}")
+            yield of_row(kind, row, f"{rare_name}, where {len(usual)} of {every} rows{among} have {usual_name}")
         return
-    places = ", ".join(map(attrgetter("place"), rare[:EXAMPLES]))
-    counted = f"{len(rare)} rows have {rare_name} (such as {places}), {len(usual)} have {usual_name}"
-    yield of_row(kind, rare[0], counted, rows=len(rare))
+    counted = f"{len(rare)} of {every} rows{among} have {rare_name}, {len(usual)} have {usual_name}"
+    yield of_row(kind, rare[0], f"{counted}: {', '.join(map(attrgetter('place'), rare))}", rows=len(rare))
 
 
 # Without what is also an article or a pronoun (one, un, ein), and without "second".
@@ -235,7 +238,7 @@ def find_digits_and_words(material: Material) -> Iterator[Finding]:
 
 
 # Words of two letters or more: less may be an abbreviation, also one that is spelled, or half a sentence.
-FEWEST_CASED = 3
+FEWEST_CASED, WORDY = 3, " of three words or more"
 
 CASING = Kind(
     name="two ways of casing",
@@ -255,8 +258,8 @@ def find_two_casings(material: Material) -> Iterator[Finding]:
             continue
         way = capitals if row.text.isupper() else small if row.text.islower() else mixed
         way.append(row)
-    yield from two_ways(CASING, capitals, [*mixed, *small], ("capitals only", "small letters"))
-    yield from two_ways(CASING, small, mixed, ("no capital letter", "some"))
+    yield from two_ways(CASING, capitals, [*mixed, *small], ("capitals only", "small letters"), WORDY)
+    yield from two_ways(CASING, small, mixed, ("no capital letter", "some"), WORDY)
 
 
 FEWEST_ENDED = 3  # words: a word alone may stand without
@@ -277,4 +280,4 @@ def find_two_punctuations(material: Material) -> Iterator[Finding]:
     for row in material.spoken:
         if len(words(row.text)) >= FEWEST_ENDED:
             (ended if unicodedata.category(row.text[-1]) in ENDS else open_ended).append(row)
-    return two_ways(PUNCTUATION, open_ended, ended, ("no punctuation at the end", "some"))
+    return two_ways(PUNCTUATION, open_ended, ended, ("no punctuation at the end", "some"), WORDY)
