@@ -216,6 +216,9 @@ def _decided(draft: Draft, start: str) -> tuple[Draft, str]:
     return draft, start
 
 
+NAMELESS = {*KIND_OF, "all", "data", "manifest", "metadata"}  # lists that say less than the folder they are in
+
+
 def _ask_name(questions: Questions, draft: Draft) -> None:
     """Ask for the name of the new sections; existing ones are replaced only if the user says so."""
 
@@ -233,7 +236,7 @@ def _ask_name(questions: Questions, draft: Draft) -> None:
 
     source = draft.data.source.resolve()  # it may be ../recordings
     told = source.name if source.is_dir() else source.stem
-    named = draft.data.section or (source.parent.name if told.lower() in (*KIND_OF, "metadata") else told)
+    named = draft.data.section or (source.parent.name if told.lower() in NAMELESS else told)
     named = named.removesuffix(f"-{draft.method}")
     stem = re.sub(r"[^\w.-]+", "-", f"{named}-{draft.method}", flags=re.ASCII).strip("-._")
     free = next(filter(is_free, numbered(stem)))
