@@ -99,11 +99,14 @@ def resolve(config: ConfigFile, name: str, *, strategy: str = "diloco", settings
         section = Resolved(name, {"base_profile": name, "strategy": strategy}, {})
         if not config.has("profile", name):
             known = config.names("distributed") + config.names("profile")
-            what = f"{config.path.name}: there is neither a [distributed:{name}] nor a [profile:{name}]"
             remedy = f"Known: {', '.join(known) or 'none'}."
             if config.has("dataset", name) and (train := config.section("dataset", name).values.get("train")):
                 remedy = f"[dataset:{name}] names recordings alone. Train on them: multimac train {shlex.quote(train)}"
-            raise ConfigError(f"{what}{nearest(name, known)}", remedy=remedy)
+            raise ConfigError(
+                f"{config.path.name}: there is neither a [distributed:{name}] nor a [profile:{name}]"
+                f"{nearest(name, known)}",
+                remedy=remedy,
+            )
     else:
         section = config.section("distributed", name)
     inherited = changes.only(INHERITED)  # they decide what is below the profile's own keys
