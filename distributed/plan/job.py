@@ -99,13 +99,13 @@ def resolve(config: ConfigFile, name: str, *, strategy: str = "diloco", settings
         section = Resolved(name, {"base_profile": name, "strategy": strategy}, {})
         if not config.has("profile", name):
             known = config.names("distributed") + config.names("profile")
-            remedy = f"Known: {', '.join(known) or 'none'}."
             if config.has("dataset", name) and (train := config.section("dataset", name).values.get("train")):
-                remedy = f"[dataset:{name}] names recordings alone. Train on them: multimac train {shlex.quote(train)}"
+                what = f"{config.path.name}: [dataset:{name}] names recordings, and is no profile"
+                raise ConfigError(what, remedy=f"Train on them: multimac train {shlex.quote(train)}")
             raise ConfigError(
                 f"{config.path.name}: there is neither a [distributed:{name}] nor a [profile:{name}]"
                 f"{nearest(name, known)}",
-                remedy=remedy,
+                remedy=f"Known: {', '.join(known) or 'none'}.",
             )
     else:
         section = config.section("distributed", name)
