@@ -100,11 +100,11 @@ def download(host: str, target: Target, folder: Path, requirements: Path, constr
 
 
 def reason(said: str) -> str:
-    """Return what pip said, without its tries; where it could not resolve a name, its conclusion may be wrong."""
+    """Return what pip said, without its tries; where it could not resolve a name, its own conclusion is wrong."""
+    if any(words in said for words in UNRESOLVED):
+        return "a server's name was not resolved: is there internet here?"
     lines = said.strip().splitlines()
-    told = "\n".join(line for line in lines if not line.startswith("WARNING: Retrying"))[-1500:]
-    unresolved = any(words in said for words in UNRESOLVED)
-    return f"a server's name was not resolved: is there internet here? {told}" if unresolved else told
+    return "\n".join(line for line in lines if not line.startswith("WARNING: Retrying"))[-1500:]
 
 
 def unpacked(wheels: Iterable[Path], names: Collection[str]) -> int:

@@ -69,7 +69,7 @@ class HostView:
         spent = sum(seconds for seconds, _ in self.recent)
         if self.state != "training" or (len(self.recent) < FEW_STEPS and spent < FIRST_S):
             return None
-        return (self.total_steps - self.step) * spent / len(self.recent)
+        return max(0, self.total_steps - self.step) * spent / len(self.recent)
 
 
 class RunView:
@@ -128,7 +128,10 @@ class RunView:
             return
         if not self._resumed:
             self._resumed = True
-            self.lines.append(f"resumes after step {step}" if step else "starts from the beginning: no checkpoint")
+            agreed = "" if event.written.get("exactly", True) else ", the last that hosts had agreed on"
+            self.lines.append(
+                f"resumes after step {step}{agreed}" if step else "starts from the beginning: no checkpoint"
+            )
         if anew:
             self.lines.append(f"{event.host}: its inner optimizer starts afresh")
 

@@ -249,7 +249,10 @@ def figures(events: RunEvents) -> dict[str, Any]:
     all_steps = [step for attempt in events.attempts for step in attempt.steps]
     seconds = sum(attempt.seconds for attempt in events.attempts)
     named = [name for event in events.of_type("phase") for name in event.hosts]
-    hosts = [_host(name, events.attempts) for name in dict.fromkeys([*named, *(step.host or "" for step in all_steps)])]
+    hosts = [
+        _host(name, events.attempts, steps)
+        for name in dict.fromkeys([*named, *(step.host or "" for step in all_steps)])
+    ]
     planned = [event for event in others if event.type == "plan"] or events.of_type("start")
     measured = {event.when: event for event in others if event.type == "evaluation"}
     rates = {when: event.wer for when, event in measured.items()}
@@ -292,7 +295,8 @@ def _apart(attempts: Sequence[Attempt]) -> Counter[tuple[str, str]]:
     return found
 
 
-def _host(name: str, attempts: Sequence[Attempt]) -> HostFigures:
+def _host(name: str, attempts: Sequence[Attempt], counted: Sequence[Event]) -> HostFigures:
+    """Return the figures of one rank. counted: steps of all ranks, without those that a resumed run made again."""
     own = [
         Attempt(*([event for event in events if event.host == name] for events in (attempt.steps, attempt.others)))
         for attempt in attempts
@@ -306,7 +310,7 @@ def _host(name: str, attempts: Sequence[Attempt]) -> HostFigures:
         name=name,
         device=devices[-1] if devices else "",
         steps=max((step.step for step in steps), default=0),
-        clips=sum(step.samples for step in steps),
+        clips=sum(step.samples for step in counted if step.host == name),
         clips_per_s=_rate(steps, sum(step.seconds for step in steps)),
         communicating=sum(told) if told else None,
         waiting=sum(waited) if waited else None,

@@ -70,15 +70,15 @@ def _lost(name: str, times: int, events: RunEvents) -> str:
     """Tell how often a host was lost, such as `2 times, 1:20 in all`; for how long only if it came back each time."""
     if not times:
         return ""
-    away, since = 0.0, None
-    for event in events.of_type("lost", "back"):
-        if event.host == name:
-            if event.type == "lost":
-                since = event.time if since is None else since
-            elif since is not None:
-                away, since = away + event.time - since, None
+    away, since, is_back = 0.0, None, True
+    for event in events.of_type("lost", "back", "resume", "end"):
+        if event.type == "lost" and event.host == name:
+            since, is_back = event.time if since is None else since, False
+        elif event.type == "end" or event.host == name:  # while the run is stopped nobody is away
+            away, since = away + (event.time - since if since is not None else 0.0), None
+            is_back |= event.type != "end"
     told = "once" if times == 1 else f"{times} times"
-    if since is not None:
+    if not is_back:
         return f"{told}, not back"
     return f"{told}, for {duration(away)}" if times == 1 else f"{told}, for {duration(away)} in all"
 

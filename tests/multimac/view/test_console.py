@@ -185,8 +185,11 @@ def test_a_run_that_goes_on_from_checkpoints_says_so_once():
         take(view, event)
     assert view.lines == ["resumes after step 4"]
     take(view, {"type": "phase", "phase": "start", "hosts": ["h1", "h2"]})
-    take(view, resumed("h1", 8))
-    assert view.lines[1:] == ["resumes after step 8", "h1: its inner optimizer starts afresh"]
+    take(view, resumed("h1", 8) | {"exactly": False})
+    assert view.lines[1:] == [
+        "resumes after step 8, the last that hosts had agreed on",
+        "h1: its inner optimizer starts afresh",
+    ]
     view = RunView()
     for event in (generation(1, "h1", "h2"), resumed("h1", 0), resumed("h2", 0)):
         take(view, event)
