@@ -53,7 +53,8 @@ class Group:
     """The machines to train on. `text` is what the hosts file will hold; None: it holds that already.
 
     bytes_s: the speed of the slowest link between them, if it was measured. spare_bytes: see automatic.Measured.
-    machine_workers: of each host, see RunSpec. speeds: of each host, if they were measured.
+    machine_workers: of each host, see RunSpec. speeds: of each host, if they were measured. frozen_precision: what
+    fits into the smallest, as the run itself will choose it.
     """
 
     hosts: Hosts
@@ -63,6 +64,7 @@ class Group:
     spare_bytes: float | None = None
     machine_workers: tuple[int, ...] = ()
     speeds: Sequence[Speed] = ()
+    frozen_precision: str = "auto"
 
 
 @dataclass(kw_only=True)

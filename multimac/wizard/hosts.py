@@ -154,6 +154,7 @@ def _make_ready(questions: Questions, draft: Draft, group: Group, scratch: Path,
     report.raise_if_errors()
     group.bytes_s, group.spare_bytes = report.measured.bytes_s, report.measured.spare_bytes
     group.machine_workers = report.machine_workers
+    group.frozen_precision = report.settled(draft.job()).profile.frozen_precision
 
 
 def _look(questions: Questions, draft: Draft, group: Group, console: Console) -> Report:
@@ -213,7 +214,7 @@ def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, cons
     message = "Measure their speed with three steps? (sends the model and some clips)"
     if not questions.confirm("probe", message, True):
         return []
-    job = draft.job()
+    job = draft.job().with_profile(frozen_precision=group.frozen_precision)  # as the run that may remember it
 
     def try_steps() -> list[Speed]:
         with contextlib.ExitStack() as stack:

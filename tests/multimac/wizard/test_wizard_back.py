@@ -24,6 +24,7 @@ from multimac.wizard.model import BUNDLED
 from multimac.wizard.questions import Back, Questions
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.errors import ExitStatus
+from whisper_tuner.model.memory import Way
 
 ENTER, BACK, DOWN = "\r", "\x1b[Z", "\x1b[B"
 ALL_WELL, BARE, DEAF = (), ("python",), ("ssh",)
@@ -39,7 +40,8 @@ class Machines:
     def preflight(self, job: object, hosts: Hosts, *, hosts_file: Path | None, setup: str) -> Iterator[Report]:
         name, remedy = hosts.workers[0].address, setup or f"hosts setup --hosts {hosts_file}"
         problems = [Finding(hosts=(name,), what="wrong", check=check, remedy=remedy) for check in self.found.pop(0)]
-        yield Report(hosts=[HostFacts(host=host, reached=True) for host in hosts.all], problems=problems)
+        way = Way(frozen_precision="bf16", again=False, whole=1, one=1)
+        yield Report(hosts=[HostFacts(host=host, reached=True, way=way) for host in hosts.all], problems=problems)
 
     def setup(self, hosts_file: Path) -> ExitStatus:
         assert hosts_file.is_file()
@@ -91,6 +93,7 @@ def test_hosts_setup_is_not_run_again(draft, monkeypatch):
     questions, group, told = asked(draft, machines, monkeypatch, *NEW, "y", BACK, ENTER, ENTER)
     assert machines.set_up == 1 and machines.found == [] and group
     assert questions.taken["workers"] == "10.0.0.1" and questions.taken["name"] == "mine"
+    assert group.frozen_precision == "bf16"  # so that steps are measured as the run will make them
     assert told.count("`hosts setup` creates") == 1
 
 
