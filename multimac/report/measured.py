@@ -114,8 +114,10 @@ def tests_of(run: RunSummary, worst_clips: int) -> list[Test]:
             models: dict[str, list[Clip]] = {}
             for path in sorted(folder.glob(f"*/{PREDICTIONS}")):
                 name = path.parent.name
-                if name.endswith(CROPPED) == cropped and (clips := read_predictions(path)):
-                    models[name.removesuffix(CROPPED)] = clips
+                own_name = name.removesuffix(CROPPED)
+                is_other_way = own_name.startswith((f"{BASE}-", f"{FINAL}-"))  # greedy, or as another language
+                if name.endswith(CROPPED) == cropped and not is_other_way and (clips := read_predictions(path)):
+                    models[own_name] = clips
             if models:  # the untouched one first
                 models = dict(sorted(models.items(), key=lambda item: (item[0] != BASE, item[0] != FINAL, item[0])))
                 found.append((folder, models, cropped))

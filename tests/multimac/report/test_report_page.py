@@ -292,9 +292,11 @@ def test_other_test_sets_and_models_measured_on_other_clips(made):
     made.measured("base", TEXTS[:2])
     made.measured("final", TEXTS)
     made.measured("final-cropped", TEXTS)
+    made.measured("final-fr", TEXTS)  # texts compared as another language: what is said of them was printed then
     made.measured("checkpoint-5", TEXTS, data="holiday")
     page = page_of(made.write())
     assert "The two models were measured on different clips." in page.text
+    assert "final-fr" not in page.text
     assert "Here the audio was cropped" in page.text and "holiday: 4 clips" in page.text
     assert "checkpoint-5 37.5" in page.text
     assert page.text.index("test.csv: 4 clips") < page.text.index("holiday: 4 clips")
