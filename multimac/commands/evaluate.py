@@ -229,10 +229,10 @@ def _trained_on(model: Candidate, result: Evaluation) -> int:
         return 0
     try:
         with (model.origin.path / "train.csv").open(encoding="utf-8", newline="") as file:
-            trained = {row.get("audio_path") for row in csv.DictReader(file)}
+            trained = {Path(row.get("audio_path") or "").resolve() for row in csv.DictReader(file)}
     except (OSError, ValueError, csv.Error):
         return 0
-    return sum(str(one.sample.audio.resolve()) in trained for one in result.rows)
+    return sum(one.sample.audio.resolve() in trained for one in result.rows)
 
 
 def _record_in_runs(measured: Sequence[Measured]) -> None:
