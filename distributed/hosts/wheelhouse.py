@@ -95,16 +95,16 @@ def download(host: str, target: Target, folder: Path, requirements: Path, constr
         raise HostError(
             host,
             f"this machine cannot fetch the wheels for {target.tag}: {reason(done.stderr)}",
-            remedy="The host cannot reach the package registry, so this machine must: check pip's settings here.",
+            remedy="The host cannot reach the package registry, so this machine must: connect it, or check pip's settings.",
         )
 
 
 def reason(said: str) -> str:
     """Return what pip said, without its tries; where it could not resolve a name, its own conclusion is wrong."""
-    if any(words in said for words in UNRESOLVED):
-        return "a server's name was not resolved: is there internet here?"
     lines = said.strip().splitlines()
-    return "\n".join(line for line in lines if not line.startswith("WARNING: Retrying"))[-1500:]
+    told = "\n".join(line for line in lines if not line.startswith("WARNING: Retrying"))[-1500:]
+    unresolved = any(words in said for words in UNRESOLVED)
+    return "a server's name was not resolved: is there internet here?" if unresolved else told
 
 
 def unpacked(wheels: Iterable[Path], names: Collection[str]) -> int:

@@ -68,7 +68,7 @@ def _page(
             "place": place_of(one),
             "id": one.id,
             "text": one.text[:TEXT],
-            "what": private.text(one.what),
+            "what": private.text(one.what if len(one.what) <= TEXT else f"{one.what[:TEXT]}…"),
             "seconds": one.seconds,
             "player": player,
             "wave": wave(one.audio) if one.audio and player.address else "",

@@ -50,6 +50,7 @@ from .model import (
 from .questions import Back, Option, Questions, write_answers
 
 NOW, LATER, LEAVE, CHANGE, MACHINES = "now", "later", "leave", "change", "machines"
+NAMELESS = {*KIND_OF, "all", "data", "manifest", "metadata"}  # lists that say less than the folder they are in
 ANSWERS = "answers of the wizard"  # a kind of facts, by config.ini
 READY = [
     Option(value=NOW, title="save this and start training"),
@@ -214,9 +215,6 @@ def _decided(draft: Draft, start: str) -> tuple[Draft, str]:
     if start == LEAVE:
         raise KeyboardInterrupt
     return draft, start
-
-
-NAMELESS = {*KIND_OF, "all", "data", "manifest", "metadata"}  # lists that say less than the folder they are in
 
 
 def _ask_name(questions: Questions, draft: Draft) -> None:

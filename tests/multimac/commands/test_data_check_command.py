@@ -108,6 +108,10 @@ def test_a_folder_as_import_makes_it_is_checked_and_every_row_of_the_rarer_way_i
     found = next(folder.glob(".multimac/checks/*/findings.csv")).read_text()
     assert re.search(r"8 of \d+ rows of three words or more have capitals only", found)
     assert all(f"line {number + 2}" in found for number in rows)
+    (folder / "mine").mkdir()
+    shutil.copy(folder / "test.csv", folder / "mine" / "train.csv")
+    check("mine")  # also the name of a profile, which goes first
+    assert "train: 30 rows" in unwrapped(capsys.readouterr().out)
 
 
 def test_the_report_is_whole_and_everything_in_it_is_escaped(folder, capsys):
