@@ -95,7 +95,7 @@ def download(host: str, target: Target, folder: Path, requirements: Path, constr
         raise HostError(
             host,
             f"this machine cannot fetch the wheels for {target.tag}: {reason(done.stderr)}",
-            remedy="The host cannot reach the package registry, so this machine must: connect it, or check pip's settings.",
+            remedy="The host cannot reach the registry of packages, so this machine must: connect it, or check pip.",
         )
 
 

@@ -129,10 +129,10 @@ def data_check(
 def _asked(config: Path, what: Sequence[str], settings: Sequence[str], language: str) -> Asked:
     """Find out what is to be checked: manifests, or those of a profile. Raises ConfigError, DataError."""
     paths = [expanded(name) for name in what]
-    if len(paths) == 1 and (paths[0] / f"{TRAIN}.csv").is_file():  # as `data import` leaves a folder
-        if not (config.exists() and ConfigFile(config).has("profile", what[0])):
-            paths = [path for part in PARTS if (path := paths[0] / f"{part}.csv").is_file()]
-            what = [*map(str, paths)]
+    is_imported = len(paths) == 1 and (paths[0] / f"{TRAIN}.csv").is_file()  # as `data import` leaves a folder
+    if is_imported and not (config.exists() and ConfigFile(config).has("profile", what[0])):
+        paths = [path for part in PARTS if (path := paths[0] / f"{part}.csv").is_file()]
+        what = [*map(str, paths)]
     if missing := [name for name, path in zip(what, paths, strict=True) if not path.is_file()]:
         if len(what) > 1 or LIKE_A_FILE.search(what[0]):
             raise DataError(f"no such manifest: {missing[0]}", remedy="Name manifests, or one profile of config.ini.")
