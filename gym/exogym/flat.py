@@ -6,6 +6,7 @@ import hashlib
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -104,6 +105,16 @@ class FlatParameters:
     @property
     def is_on_cpu(self) -> bool:
         return all(tensor.device.type == "cpu" for tensor in self._tensors())
+
+    def parts(self) -> Iterator[tuple[slice, torch.dtype]]:
+        """Yield slices of a flat, of PIECE values at most, with the dtype that the model has there."""
+        at = 0
+        for tensors in (self._weights(), self.buffers):
+            for dtype, run in groupby(tensors, key=lambda tensor: tensor.dtype):
+                end = at + sum(tensor.numel() for tensor in run)
+                for first in range(at, end, PIECE):
+                    yield slice(first, min(first + PIECE, end)), dtype
+                at = end
 
     def write(self, flat: Tensor) -> None:
         """Copy `flat` to parameters and buffers, in their own dtype and on their own device."""

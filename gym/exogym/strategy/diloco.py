@@ -122,14 +122,15 @@ class DiLoCoCommunicator(CommunicationModule):
 
         Ranks send changes, not values: the mean of N equal values is not always that value, that of N zeros is.
         """
-        n, at, finite = self.parameters.num_parameters, 0, True
+        n, finite = self.parameters.num_parameters, True
         stretch = self.stretch if self.comm.world_size > 1 else 1
         own_weights = draft.look(change)
-        for piece, own, common in zip(*(flat.split(PIECE) for flat in (change, own_weights, self.common)), strict=True):
-            torch.sub(own, common, out=piece).mul_(samples)
-            if stretch != 1:
-                piece[: max(0, n - at)].mul_(stretch)
-            finite, at = finite and is_finite(piece), at + PIECE
+        for part, dtype in self.parameters.parts():
+            begun = self.common[part].to(dtype)  # what the model began the round with: weights in bf16 were rounded
+            piece = torch.sub(own_weights[part], begun, out=change[part]).mul_(samples)
+            if stretch != 1 and part.start < n:
+                piece.mul_(stretch)
+            finite = finite and is_finite(piece)
         return finite
 
     def _outer_of(self, flat: Tensor) -> torch.optim.Optimizer:

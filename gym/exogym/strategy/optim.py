@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from exogym.flat import PIECE
 from exogym.strategy.diloco_settings import DiLoCoConfig
+from exogym.strategy.low_memory import LowMemory
 from exogym.strategy.strategy_settings import Optim, OptimSpec, ScheduleSpec, StrategyConfig
 from exogym.strategy.upstream import ensure_optim_spec as ensure_optim_spec
 
@@ -34,6 +35,8 @@ def inner_optimizer(config: StrategyConfig, parameters: Sequence[Tensor]) -> Opt
     numbers = {"lr": config.lr, "weight_decay": config.weight_decay}
     given: dict[str, Any] = {key: value for key, value in numbers.items() if value is not None}
     optim = config.inner_optim
+    if optim == "low_memory":
+        return LowMemory(decay_groups(parameters, given.pop("weight_decay", 0.01)), **given)
     if isinstance(optim, str):
         optim = replace(OptimSpec(name=optim), **given)
     if isinstance(optim, OptimSpec):

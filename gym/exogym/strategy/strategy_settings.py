@@ -18,6 +18,7 @@ from exogym.config import at_least, check_keys, check_type, check_types, from_te
 from exogym.errors import SettingError
 
 OPTIMIZERS = ("adamw", "adam", "sgd")
+INNER_OPTIMIZERS = (*OPTIMIZERS, "low_memory")
 BY_NAME = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "rmsprop": "RMSprop", "adagrad": "Adagrad"}  # in torch.optim
 SCHEDULES = ("constant", "linear", "cosine")
 COSINE_END = 0.1  # of the peak, as in exo-explore/gym
@@ -118,7 +119,7 @@ class StrategyConfig:
     """
 
     inner_optim: Optim = setting(
-        "adamw", "optimizer of each step (demo has its own)", choices=OPTIMIZERS, example="adamw"
+        "adamw", "optimizer of each step (demo has its own)", choices=INNER_OPTIMIZERS, example="adamw"
     )
     lr: float | None = setting(None, "peak learning rate (the optimizer's own default if not given)", low=0)
     weight_decay: float | None = setting(
