@@ -170,7 +170,14 @@ class Profile:
     warmup_ratio: float = setting(
         0.1, "share of the steps in which the learning rate rises", low=0.0, high=1.0, example="0.05"
     )
-    weight_decay: float = setting(0.01, "AdamW weight decay; none for biases and norms", low=0.0, example="0.0")
+    weight_decay: float = setting(0.01, "weight decay; none for biases and norms", low=0.0, example="0.0")
+    optimizer: str = setting(
+        "adamw",
+        "what makes the steps: adamw, or low_memory (Adafactor), which keeps next to no moments, and with method full or "
+        "decoder holds the weights that are trained in bf16",
+        choices=("adamw", "low_memory"),
+        example="low_memory",
+    )
     max_grad_norm: float = setting(1.0, "gradients are clipped to this norm; 0: never", low=0.0, example="0.5")
     seed: int = setting(
         42, "order of the clips, initial LoRA weights, dropout, augmentation", low=0, example="7", changes_plan=True
@@ -230,6 +237,11 @@ class Profile:
     @property
     def rounds_frozen(self) -> bool:
         return self.method != "full" and self.frozen_precision in ("bf16", "int8")
+
+    @property
+    def rounds_trained(self) -> bool:
+        """Tell whether matrices that are trained are held in bf16; adapters never are."""
+        return self.method != "lora" and self.optimizer == "low_memory"
 
     @property
     def caches_encoder(self) -> bool:

@@ -80,13 +80,17 @@ class Job:
             "schedule": profile.schedule,
             "warmup_steps": round(profile.warmup_ratio * total_steps),
         }
-        return strategy_config(self.distribution.strategy, settings | _round_of(self.distribution))
+        return strategy_config(self.distribution.strategy, settings | _by_other_keys(self.distribution, profile))
 
 
-def _round_of(distribution: Distribution) -> dict[str, int]:
-    """Return the steps of a round as a setting of the strategy; nothing where it has no rounds."""
-    fields = STRATEGIES[distribution.strategy][0].__dataclass_fields__
-    return {"H": distribution.communication_interval} if "H" in fields else {}
+def _by_other_keys(distribution: Distribution, profile: Profile) -> dict[str, Any]:
+    """Return settings of the strategy that an INI file has by other names, where they are not its defaults."""
+    found: dict[str, Any] = {}
+    if "H" in STRATEGIES[distribution.strategy][0].__dataclass_fields__:
+        found["H"] = distribution.communication_interval
+    if profile.optimizer != "adamw":
+        found["inner_optim"] = profile.optimizer
+    return found
 
 
 def resolve(config: ConfigFile, name: str, *, strategy: str = "diloco", settings: Sequence[str] = ()) -> Job:
@@ -130,10 +134,13 @@ def _build(config: ConfigFile, name: str, section: Resolved, inherited: Resolved
     merged = base.with_changes(section.only(profile_keys))
     profile = config.build(Profile, merged, f"profile:{distribution.base_profile}")
     settings = section.only(strategy_keys).values
+    if "inner_optim" in settings and profile.optimizer != "adamw":
+        what = f"{section.origin['inner_optim']}: inner_optim would not be used: optimizer = {profile.optimizer}"
+        raise ConfigError(what, remedy="Remove one of them.")
     try:
-        strategy_config(distribution.strategy, settings | _round_of(distribution))
+        strategy_config(distribution.strategy, settings | _by_other_keys(distribution, profile))
     except SettingError as error:
-        place = _wrong_setting(error, settings, section, distribution)
+        place = _wrong_setting(error, settings, section, distribution, profile)
         place = place or f"{config.path.name} [distributed:{name}]"
         remedy = f"Remove it; then `multimac config show {name}` explains every setting."
         raise ConfigError(f"{place}: {error}", remedy=remedy) from None
@@ -151,14 +158,16 @@ def _build(config: ConfigFile, name: str, section: Resolved, inherited: Resolved
     return Job(name=name, profile=profile, distribution=distribution, strategy_settings=settings, origin=origin)
 
 
-def _wrong_setting(error: SettingError, settings: dict[str, str], section: Resolved, distribution: Distribution) -> str:
+def _wrong_setting(
+    error: SettingError, settings: dict[str, str], section: Resolved, distribution: Distribution, profile: Profile
+) -> str:
     """Return the place of the one setting that is to blame by itself, with its value if `error` does not begin with it.
 
     '' if several are to blame.
     """
     for key, value in settings.items():
         try:
-            strategy_config(distribution.strategy, {key: value} | _round_of(distribution))
+            strategy_config(distribution.strategy, {key: value} | _by_other_keys(distribution, profile))
         except SettingError as alone:
             if str(alone) == str(error):
                 place = section.origin[key]

@@ -21,7 +21,7 @@ from whisper_tuner.errors import RunError
 from whisper_tuner.files import atomic_folder, expanded, write_atomically
 from whisper_tuner.hub import ADAPTER_CONFIG, EXTRACTOR, TOKENIZER, base_of, is_adapter, loading
 from whisper_tuner.model.base_model import load_base, whisper_of
-from whisper_tuner.model.frozen import FrozenLinear
+from whisper_tuner.model.rounded import RoundedLinear
 from whisper_tuner.model.special_tokens import settle_generation
 
 
@@ -53,9 +53,9 @@ def save_final(model: nn.Module, processor: WhisperProcessor, out: str | Path, b
 
 
 def with_published_weights(model: nn.Module, base_model: str | Path) -> WhisperForConditionalGeneration:
-    """Return a model in whose place rounded weights, none of which was trained, are those of its base."""
+    """Return the model in float32, with its base's weights where they were not trained; itself if none is rounded."""
     whisper = whisper_of(model)
-    if not any(isinstance(module, FrozenLinear) for module in whisper.modules()):
+    if not any(isinstance(module, RoundedLinear) for module in whisper.modules()):
         return whisper
     base, _ = load_base(base_model)
     trained = {name: value.detach() for name, value in whisper.named_parameters() if value.requires_grad}

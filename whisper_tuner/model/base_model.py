@@ -28,7 +28,7 @@ from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.files import expanded
 from whisper_tuner.hub import HUB_ID, LAYOUT, check_files, check_kind, loading
 from whisper_tuner.languages import language_code
-from whisper_tuner.model.frozen import IN_FLOAT32, hold_frozen
+from whisper_tuner.model.rounded import IN_FLOAT32, hold_rounded
 from whisper_tuner.model.special_tokens import settle_generation
 from whisper_tuner.text import parse_json
 
@@ -45,12 +45,16 @@ class _RoundedEncoder(_PartlyRounded):
     _keep_in_fp32_modules_strict = {*IN_FLOAT32, "decoder", "proj_out"}  # noqa: RUF012
 
 
+class _RoundedDecoder(_PartlyRounded):
+    _keep_in_fp32_modules_strict = {*IN_FLOAT32, "model.encoder"}  # noqa: RUF012
+
+
 def load_base(
     path: str | Path, profile: Profile | None = None
 ) -> tuple[WhisperForConditionalGeneration, WhisperProcessor]:
     """Load model (float32, on the CPU) and processor of a folder in transformers layout or of a hub id.
 
-    profile: its linear layers that are not trained are bf16, if it says so; `prepare` makes them usable.
+    profile: its linear layers and embeddings are bf16 where it says so; `prepare` makes them usable.
     Raises ModelError for what is not a loadable Whisper.
     """
     name = str(expanded(path)) if expanded(path).exists() else str(path)
@@ -61,8 +65,12 @@ def load_base(
     with loading(f"{path} does not load as a Whisper model", remedy=LAYOUT):
         # large-v3 and turbo are stored as fp16, in which nothing can be trained.
         kind, dtype = WhisperForConditionalGeneration, torch.float32
-        if profile and profile.rounds_frozen:
-            kind, dtype = _RoundedEncoder if profile.method == "decoder" else _PartlyRounded, torch.bfloat16
+        if profile and (profile.rounds_frozen or profile.rounds_trained):
+            kind, dtype = _PartlyRounded, torch.bfloat16
+            if profile.method == "decoder" and not profile.rounds_trained:
+                kind = _RoundedEncoder
+            elif profile.method == "decoder" and not profile.rounds_frozen:
+                kind = _RoundedDecoder
         model = kind.from_pretrained(name, dtype=dtype)
         model.__class__ = WhisperForConditionalGeneration
         processor = WhisperProcessor.from_pretrained(name)
@@ -95,8 +103,8 @@ def prepare(model: WhisperForConditionalGeneration, profile: Profile) -> nn.Modu
         model.model.encoder.embed_positions.requires_grad_(False)  # sinusoids, fixed in Whisper's own training
         if profile.method == "decoder":
             model.model.encoder.requires_grad_(False)
-    if profile.rounds_frozen:
-        hold_frozen(model, profile.frozen_precision)
+    if profile.rounds_frozen or profile.rounds_trained:
+        hold_rounded(model, profile.frozen_precision)
     return found
 
 

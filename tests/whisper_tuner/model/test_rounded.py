@@ -14,7 +14,7 @@ from distributed.worker.whisper_wrapper import WhisperModelWrapper
 from exogym.flat import FlatParameters
 from whisper_tuner.config import Profile
 from whisper_tuner.export.final import load_model, save_final
-from whisper_tuner.model import frozen
+from whisper_tuner.model import rounded
 from whisper_tuner.model.base_model import load_base, prepare
 
 
@@ -23,8 +23,11 @@ def base(tmp_path_factory) -> Path:
     return write_whisper(tmp_path_factory.mktemp("base"), multilingual=False, seconds=5)
 
 
-def trained(base: Path, method: str, precision: str) -> tuple[nn.Module, torch.Tensor, object]:
-    profile = Profile(base_model=str(base), train=Path(), method=method, frozen_precision=precision)
+def trained(
+    base: Path, method: str, precision: str, optimizer: str = "adamw"
+) -> tuple[nn.Module, torch.Tensor, object]:
+    settings = {"method": method, "frozen_precision": precision, "optimizer": optimizer}
+    profile = Profile(base_model=str(base), train=Path(), **settings)
     torch.manual_seed(1)
     model, processor = load_base(base, profile)
     model = prepare(model, profile)
@@ -50,14 +53,43 @@ def test_gradients_are_those_of_float32_but_for_rounding(base, method, precision
     assert flat.numel == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
+@pytest.mark.parametrize("method", ["full", "decoder"])
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_low_memory_trains_matrices_in_bf16(base, method, precision):
+    _, whole, _ = trained(base, method, "float32")
+    model, gradients, _ = trained(base, method, precision, "low_memory")
+    assert 0 < (gradients - whole).norm() < (0.2 if precision == "int8" else 0.03) * whole.norm()
+    for name, p in model.named_parameters():
+        is_held = p.ndim == 2 and "embed_positions" not in name
+        if p.requires_grad:
+            assert p.dtype == (torch.bfloat16 if is_held else torch.float32), name
+        elif method == "decoder" and is_held:
+            assert p.dtype == (torch.int8 if precision == "int8" else torch.float32), name
+    assert model.proj_out.weight is model.model.decoder.embed_tokens.weight
+
+
+def test_gradients_of_a_rounded_layer_are_those_of_its_float_copy(monkeypatch):
+    monkeypatch.setattr(rounded, "ROWS", 3)
+    layer, values = nn.Linear(6, 10), torch.randn(2, 5, 6)
+    layer.weight.data = layer.weight.data.bfloat16()
+    rounded.hold_rounded(nn.Sequential(layer), "float32")
+    weight = layer.weight.detach().float().requires_grad_()
+    bias = layer.bias.detach().clone().requires_grad_()
+    by = torch.randn(2, 5, 10)
+    layer(values).backward(by)
+    nn.functional.linear(values, weight, bias).backward(by)
+    torch.testing.assert_close(layer.weight.grad, weight.grad.bfloat16())
+    torch.testing.assert_close(layer.bias.grad, bias.grad)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_layer_computes_what_its_weights_say_in_parts(monkeypatch, precision, bias):
-    monkeypatch.setattr(frozen, "ROWS", 3)
+    monkeypatch.setattr(rounded, "ROWS", 3)
     layer, values = nn.Linear(6, 10, bias=bias).requires_grad_(False), torch.randn(2, 5, 6, requires_grad=True)
     layer.weight.data = layer.weight.data.bfloat16()
     model = nn.Sequential(layer)
-    frozen.hold_frozen(model, precision)
+    rounded.hold_rounded(model, precision)
     weight = layer.weight.float() if layer.scale is None else layer.weight.float() * layer.scale
     found, expected = model(values), nn.functional.linear(values, weight, layer.bias)
     assert torch.allclose(found, expected, atol=1e-6)
@@ -75,10 +107,10 @@ def test_embedding_and_output_layer_go_on_sharing_their_weight(base):
     assert whisper.proj_out.weight.dtype == torch.int8
 
 
-@pytest.mark.parametrize("method", ["lora", "decoder"])
-def test_what_is_saved_has_the_published_weights(base, tmp_path, method):
+@pytest.mark.parametrize(("method", "optimizer"), [("lora", "adamw"), ("decoder", "adamw"), ("decoder", "low_memory")])
+def test_what_is_saved_has_the_published_weights(base, tmp_path, method, optimizer):
     """Rounded ones are for training alone; what was trained is saved as it is."""
-    model, _, processor = trained(base, method, "int8")
+    model, _, processor = trained(base, method, "int8", optimizer)
     with torch.no_grad():
         for parameter in (p for p in model.parameters() if p.requires_grad):
             parameter += 0.01
@@ -94,4 +126,4 @@ def test_what_is_saved_has_the_published_weights(base, tmp_path, method):
         for name, p in published.model.encoder.named_parameters():
             assert torch.equal(p, found.model.encoder.get_parameter(name)), name
         name = "decoder.layers.0.fc1.weight"
-        assert torch.equal(found.model.get_parameter(name), model.model.get_parameter(name))
+        assert torch.equal(found.model.get_parameter(name), model.model.get_parameter(name).float())
