@@ -1,10 +1,11 @@
 """How much memory does a worker take, and how long does a step, with each choice that saves some?
 
-    python benchmarks/memory_choices.py [--models small,medium] [--out DIR] [--quick]
+    python benchmarks/memory_choices.py [--models small,medium] [--ways full,low_memory] [--out DIR] [--quick]
 
-LoRA on models of the published sizes with random weights; a clip of 30 s in each step, layers computed again in the
-backward pass, on a CPU. Beside each measured row stands what the preflight would say; models that --models leaves out
-are estimates only.
+Models of the published sizes with random weights; a clip of 30 s in each step, layers computed again in the backward
+pass, on a CPU. LoRA by how frozen weights are held; full fine-tuning by its optimizer, alone and on two ranks with
+DiLoCo. Beside each measured row stands what the preflight would say; models and ways that are left out are estimates
+only.
 """
 
 from __future__ import annotations
@@ -40,53 +41,77 @@ from whisper_tuner.model.memory import FROZEN, PUBLISHED, training_memory  # noq
 
 CLIPS, STEPS, RATE, CLIP_S = 4, 2, 16_000, 30
 NEAR = 0.15  # of what was measured: an estimate that is further off is a miss
-MOST_GB = {  # what a row may take
-    "medium": {"bf16": 5.0, "int8": 4.0},
-    "large-v3-turbo": {"bf16": 5.5, "int8": 4.0},
-    "large-v3": {"bf16": 8.5, "int8": 6.0},
-}
 SIZES = ("tiny", "base", "small", "medium", "large-v3-turbo", "large-v3")
+LORA, FULL = {"method": "lora"}, {"method": "full"}
+LOW_MEMORY = FULL | {"optimizer": "low_memory"}
+WAYS: dict[str, tuple[dict[str, str], int]] = {  # the profile's keys, ranks
+    **{f"LoRA, {kind}": (LORA | {"frozen_precision": kind}, 1) for kind in FROZEN},
+    "full": (FULL, 1),
+    "low_memory": (LOW_MEMORY, 1),
+    "full, DiLoCo": (FULL, 2),
+    "low_memory, DiLoCo": (LOW_MEMORY, 2),
+}
+MOST_GB = {  # what a row may take
+    "medium": {"LoRA, bf16": 5.0, "LoRA, int8": 4.0},
+    "large-v3-turbo": {"LoRA, bf16": 5.5, "LoRA, int8": 4.0, "low_memory": 9.0},
+    "large-v3": {"LoRA, bf16": 8.5, "LoRA, int8": 6.0, "low_memory": 11.0, "low_memory, DiLoCo": 12.0},
+    "small": {"low_memory": 5.0, "low_memory, DiLoCo": 6.0},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One row: a published size, and how its frozen weights are held."""
+    """One row: a published size, and a key of WAYS."""
 
     size: str
-    frozen: str
+    way: str
 
     def __str__(self) -> str:
-        return f"{self.size}, {self.frozen}"
+        return f"{self.size}, {self.way}"
+
+    @property
+    def ranks(self) -> int:
+        return WAYS[self.way][1]
 
     @property
     def settings(self) -> dict[str, object]:
         """The profile's keys, but for model and data."""
-        about = {"method": "lora", "device": "cpu", "precision": "float32", "gradient_checkpointing": True}
+        about = {"device": "cpu", "precision": "float32", "gradient_checkpointing": True, "batch_size": self.ranks}
         about |= {"checkpoint_interval": 1}  # the memory of a copy counts
-        return about | {"batch_size": 1, "audio_context": "full", "language": "fr", "frozen_precision": self.frozen}
+        return about | {"audio_context": "full", "language": "fr"} | WAYS[self.way][0]
 
     @property
     def estimate(self) -> int:
         profile = Profile(base_model="x", train=Path("x"), **self.settings)
-        more = more_bytes(strategy_config("allreduce", {}), 1)
+        config = strategy_config("allreduce" if self.ranks == 1 else "diloco", {"inner_optim": profile.optimizer})
         shape = PUBLISHED[f"openai/whisper-{self.size}"]
-        return training_memory(shape, profile, clips=1, clip_s=CLIP_S, more_bytes=more)
+        return training_memory(shape, profile, clips=1, clip_s=CLIP_S, more_bytes=more_bytes(config, self.ranks))
 
     @property
     def most_gb(self) -> float | None:
-        return MOST_GB.get(self.size, {}).get(self.frozen)
+        return MOST_GB.get(self.size, {}).get(self.way)
+
+    @property
+    def plainest(self) -> Case:
+        """The row with whose seconds this one's are compared."""
+        way = "LoRA, float32" if self.way.startswith("LoRA") else self.way.replace("low_memory", "full")
+        return Case(size=self.size, way=way)
 
 
 def main() -> int:
     parser = parser_of(__doc__, "memory-choices", "whisper-tiny only")
     parser.add_argument("--models", type=names, default=["tiny", "small"], metavar="SIZES", help="those that are run")
+    parser.add_argument(
+        "--ways", type=names, default=[*WAYS], metavar="NAMES", help="those that are run, by their first word"
+    )
     args = parser.parse_args()
     out = args.out.resolve()
-    known = [Case(size=size, frozen=frozen) for size in (("tiny",) if args.quick else SIZES) for frozen in FROZEN]
-    run = [case for case in known if args.quick or case.size in args.models]
+    known = [Case(size=size, way=way) for size in (("tiny",) if args.quick else SIZES) for way in WAYS]
+    ways = {way for way in WAYS for word in args.ways if way.startswith(word)}
+    run = [case for case in known if (args.quick or case.size in args.models) and case.way in ways]
     done = Done(out)
     done.run(run, lambda case: measure(case, out), args.more)
-    head = ("model, frozen weights", "GB at the peak", "estimate", "allowed", "seconds a step", "times float32's")
+    head = ("model, way", "GB at the peak", "estimate", "allowed", "seconds a step", "times the plain way's")
     body = [*table(head, [row(case, done) for case in known]), *done.listed(run, misses(known, done))]
     publish("memory: each choice", body, done.commits(run), write=not args.quick)
     return 0
@@ -99,7 +124,10 @@ def measure(case: Case, out: Path) -> dict:
         write_model(model, case.size)
     write_clips(out / "clips")
     profile = profile_of(model, out / "clips", validation="", max_steps=STEPS, **case.settings)
-    process = start_finetune(out / "run", {"profile:run": profile}, "run")
+    sections = {"profile:run": profile}
+    if case.ranks > 1:
+        sections["distributed:run"] = {"base_profile": "run", "communication_interval": 1}
+    process = start_finetune(out / "run", sections, "run", ranks=case.ranks)
     needed = Needed(process.pid, out / "run")
     with watching(needed.look, 0.05):
         status = process.wait()
@@ -171,7 +199,7 @@ def write_clips(folder: Path) -> None:
 
 def row(case: Case, done: Done) -> tuple:
     taken = dict(done.found([case])).get(case)
-    plain = dict(done.found([one := Case(size=case.size, frozen="float32")])).get(one)
+    plain = dict(done.found([case.plainest])).get(case.plainest)
     gigabytes, seconds = (f"{taken['bytes'] / 1e9:.2f}", f"{taken['seconds']:.1f}") if taken else ("", "")
     times = f"{taken['seconds'] / plain['seconds']:.2f}" if taken and plain else ""
     return case, gigabytes, f"{case.estimate / 1e9:.2f}", case.most_gb or "", seconds, times

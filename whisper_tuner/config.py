@@ -173,8 +173,8 @@ class Profile:
     weight_decay: float = setting(0.01, "weight decay; none for biases and norms", low=0.0, example="0.0")
     optimizer: str = setting(
         "adamw",
-        "what makes the steps: adamw, or low_memory (Adafactor), which keeps next to no moments, and with method full or "
-        "decoder holds the weights that are trained in bf16",
+        "what makes the steps: adamw, or low_memory (Adafactor), which keeps next to no moments; with method = full or "
+        "decoder it holds the weights that are trained in bf16",
         choices=("adamw", "low_memory"),
         example="low_memory",
     )
