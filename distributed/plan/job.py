@@ -134,9 +134,10 @@ def _build(config: ConfigFile, name: str, section: Resolved, inherited: Resolved
     merged = base.with_changes(section.only(profile_keys))
     profile = config.build(Profile, merged, f"profile:{distribution.base_profile}")
     settings = section.only(strategy_keys).values
-    if "inner_optim" in settings and profile.optimizer != "adamw":
-        what = f"{section.origin['inner_optim']}: inner_optim would not be used: optimizer = {profile.optimizer}"
-        raise ConfigError(what, remedy="Remove one of them.")
+    if profile.optimizer != "adamw" and (distribution.strategy == "demo" or "inner_optim" in settings):
+        other = "inner_optim says" if "inner_optim" in settings else "strategy = demo says"
+        what = f"{merged.origin['optimizer']}: optimizer = {profile.optimizer}, and {other} otherwise"
+        raise ConfigError(what, remedy="Remove one of the two.")
     try:
         strategy_config(distribution.strategy, settings | _by_other_keys(distribution, profile))
     except SettingError as error:

@@ -115,3 +115,18 @@ def test_what_goes_by_validation_needs_validation_clips(job, tmp_path, line):
     assert job(TEXT + line).profile.validation == tmp_path / "validation.csv"
     with pytest.raises(ConfigError, match="no validation"):
         job(TEXT + line + "\nvalidation =\n")
+
+
+def test_the_profiles_optimizer_is_the_strategys(job, tmp_path):
+    low = TEXT.replace("learning_rate", "optimizer = low_memory\nlearning_rate")
+    assert job(low).strategy_config(10).inner_optim == "low_memory"
+    assert job().strategy_config(10).inner_optim == "adamw"
+    config = ConfigFile(tmp_path / "config.ini", text=low)
+    for alone in ("allreduce", "diloco"):
+        assert resolve(config, "mine", strategy=alone).strategy_config(10).inner_optim == "low_memory"
+    with pytest.raises(ConfigError, match=r"config.ini:12 .*: scale_lr = true: scale_lr needs inner_optim adam"):
+        job(low + "scale_lr = true\n")
+    with pytest.raises(ConfigError, match=r"config.ini:4 .*: optimizer = low_memory, and inner_optim says otherwise"):
+        job(low + "inner_optim = sgd\n")
+    with pytest.raises(ConfigError, match="optimizer = low_memory, and strategy = demo says otherwise"):
+        job(low.replace("strategy = diloco\ncommunication_interval = 20", "strategy = demo"))
