@@ -159,6 +159,7 @@ def _evaluations(
         base: WhisperForConditionalGeneration | None = None
         for when, path in paths.items():
             if not (result := known.get(when)):
+                tell_progress(when, 0, len(samples))
                 model, processor = load_model(path, base)
                 assert isinstance(model, WhisperForConditionalGeneration)  # an adapter has been added to the base
                 model.to(device)  # type: ignore[arg-type]  # transformers wraps it in a type that takes no device

@@ -79,7 +79,9 @@ class Launcher:
         except KeyboardInterrupt:
             self._at_once = True
             stopped = "stopped at once" + (self._again() or "; nothing was saved yet")
-            return ExitStatus.INTERRUPTED, NOT_EVALUATED if self._trained else stopped
+            if self._trained:
+                stopped = f"{NOT_EVALUATED}\n  Measure it with: multimac evaluate {self.launch.named(self.run_dir)}"
+            return ExitStatus.INTERRUPTED, stopped
         except Refused as error:
             return error.exit_status, str(error)
         except TunerError as error:

@@ -72,8 +72,11 @@ class Launch:
 
     def resume_command(self, run_dir: Path) -> str:
         command = "distributed-train" if any(rank.host for rank in self.ranks) else "finetune"
-        run = self.run_id if run_dir.parent == PROJECT / "runs" else run_dir
-        return f"multimac {command} --resume {run}"
+        return f"multimac {command} --resume {self.named(run_dir)}"
+
+    def named(self, run_dir: Path) -> str:
+        """Return how a command names the run: by its folder where that is not the usual one."""
+        return self.run_id if run_dir.parent == PROJECT / "runs" else str(run_dir)
 
 
 def change_hosts(run_dir: Path, before: Launch, after: Launch) -> None:

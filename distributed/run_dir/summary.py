@@ -20,7 +20,7 @@ from .log import Attempt, RunEvents, scan
 REPORT = "report.html"  # in the run's folder
 RUNNING, FINISHED, INTERRUPTED, FAILED, BROKEN = "running", "finished", "interrupted", "failed", "broken"
 RECOVERED = "recovered"  # by `runs recover`, without the run.json of the master that is gone
-NOT_EVALUATED = "stopped before WER was measured; the model is in final/, and `multimac evaluate` measures it"
+NOT_EVALUATED = "stopped before WER was measured; the model is in final/"
 NO_LAST_WORD = "the launcher ended without saying why (it was killed, or the machine went down)"
 NO_RUN_JSON = "there is no run.json: it is being prepared, or was given up before it started"
 ONLY_A_MODEL = "its model was built by `runs recover`; what was asked and what happened is not in this folder"
@@ -140,7 +140,7 @@ def read_history(run_dir: Path, *, only_asked: bool = False, ended: bool = False
         events = events if only_asked else scan(run_dir / "events.jsonl")
         state, message = _state(run_dir, events.attempts, ended=ended)
         known |= _on_disk(run_dir, events) | figures(events)
-        if message == NOT_EVALUATED and known["wer_after"] is not None:  # somebody has measured it since
+        if message.startswith(NOT_EVALUATED) and known["wer_after"] is not None:  # somebody has measured it since
             state, message = FINISHED, ""
         return RunSummary(state=state, message=message, left_out=events.left_out, **known), events
     except OSError as error:

@@ -134,11 +134,12 @@ def _asked(config: Path, what: Sequence[str], settings: Sequence[str], language:
         paths = [path for part in PARTS if (path := paths[0] / f"{part}.csv").is_file()]
         what = [*map(str, paths)]
     if missing := [name for name, path in zip(what, paths, strict=True) if not path.is_file()]:
+        is_profile = len(what) == 1 and config.exists() and ConfigFile(config).has("profile", what[0])
+        if expanded(missing[0]).is_dir() and not is_profile:
+            remedy = f"Run: multimac data import {shlex.quote(missing[0])} --out NAME; then check NAME/train.csv."
+            raise DataError(f"{missing[0]} is a folder, not a manifest or a profile", remedy=remedy)
         if len(what) > 1 or LIKE_A_FILE.search(what[0]):
             raise DataError(f"no such manifest: {missing[0]}", remedy="Name manifests, or one profile of config.ini.")
-        if paths[0].is_dir() and not ConfigFile(config).has("profile", what[0]):
-            remedy = f"Run: multimac data import {shlex.quote(what[0])} --out NAME; then check NAME/train.csv."
-            raise DataError(f"{what[0]} is a folder, not a manifest or a profile", remedy=remedy)
         profile = resolve(ConfigFile(config), what[0], strategy="allreduce", settings=settings).profile
         spoken = language or profile.language
         return Asked(

@@ -183,7 +183,8 @@ def name_doubtful(console: Console, measured: Measured) -> None:
         if rows:
             names = ", ".join(row.sample.id for row in rows[:NAMED])
             more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
-            console.print(f"{measured.model.name}: {what}: {names}{more}", soft_wrap=True)
+            clips = f"{counted(len(rows), 'clip')} ({names}{more})"
+            console.print(f"{measured.model.name}: {what}: {clips}", soft_wrap=True)
 
 
 def show_worst(console: Console, measured: Measured, count: int) -> None:

@@ -230,9 +230,10 @@ def _show_checks(questions: Questions, data: Data, console: Console) -> None:
         return
     counts = "; ".join(f"{kind.name}: {rows_in_words(rows)}" for kind, rows in by_kind(found))
     console.print(f"Look at: {counts}.", style="yellow", markup=False)
-    named = "PROFILE (its name, once it is saved)"  # a folder of recordings is no manifest
-    if all(path.is_file() for path in data.manifests.values()):
-        named = shlex.join(str(shown(path)) for path in data.manifests.values())
+    if not all(path.is_file() for path in data.manifests.values()):  # a folder of recordings is no manifest
+        data.is_doubtful = True
+        return
+    named = shlex.join(str(shown(path)) for path in data.manifests.values())
     console.print(f"This shows them, and listens to the recordings: multimac data check {named}", markup=False)
 
 

@@ -36,7 +36,7 @@ class Data:
     """The recordings, by kind: `manifests` as they were found, those of a `split` still to be written, all `samples`.
 
     source: what the user named. language: as its section has it. stated_language: the code that the recordings' own
-    lists give.
+    lists give. is_doubtful: there are rows to look at, by a command that needs the saved profile.
     """
 
     section: str = ""
@@ -46,6 +46,7 @@ class Data:
     manifests: dict[str, Path] = field(default_factory=dict)
     split: dict[str, Path] = field(default_factory=dict)
     samples: dict[str, tuple[Sample, ...]] = field(default_factory=dict)
+    is_doubtful: bool = False
 
 
 @dataclass(kw_only=True)

@@ -44,7 +44,6 @@ from .model import (
     ask_method,
     ask_model,
     ask_settings,
-    is_multilingual,
     suggested_model,
 )
 from .questions import Back, Option, Questions, write_answers
@@ -148,6 +147,8 @@ def _but_clips(questions: Questions) -> str:
 def _save(draft: Draft, console: Console) -> None:
     for line in draft.save():
         console.print(f"written: {line}", markup=False, soft_wrap=True)
+    if draft.data.is_doubtful:
+        console.print(f"The rows to look at: {_check(draft)}", style="yellow", markup=False, soft_wrap=True)
 
 
 def _ask_all(questions: Questions, config: Path, scratch: Path, console: Console) -> tuple[Draft, str]:
@@ -170,13 +171,13 @@ def _ask(
     data = ask_data(questions, before, console)
     speech_s, language = sum(sample.duration_s for sample in data.samples["train"]), spoken(questions, data)
     if model is None:
-        look = partial(suggested_model, before, speech_s, language, console)
+        look = partial(suggested_model, before, speech_s, language, console, near=data.source)
         model = questions.once("suggest", (round(speech_s), language), look)
     is_bundled = model and model.base_model == str(BUNDLED)
     if model is None or (not given and is_bundled and not data.source.is_relative_to(BUNDLED.parent)):
         if questions.asks_nobody:
             raise ModelError("no model for this speech", remedy="Name one that is on this disk with --model FOLDER.")
-        model, given = ask_model(questions, before, model, console), True
+        model, given = ask_model(questions, before, model, console, near=data.source), True
     draft = Draft(config_path=config, config_text=text, model=model, data=data)
     start = CHANGE
     if questions.interactive and "model" not in questions.earlier:  # then they had changed something
@@ -192,8 +193,8 @@ def _ask(
             return _decided(draft, start)
     if start == CHANGE:
         draft.data = ask_split(questions, data, console)
-        draft.model = model if given else ask_model(questions, before, model, console)
-        if not (questions.interactive and draft.language and is_multilingual(draft.model)):
+        draft.model = model if given else ask_model(questions, before, model, console, near=data.source)
+        if not (questions.interactive and draft.language):
             draft.language = ask_language(questions, draft, console)
         draft.method = ask_method(questions, draft.model)
         if any(questions.taken[key] != questions.earlier.get(key) for key in ("model", "method")):
@@ -278,8 +279,15 @@ def _show(draft: Draft, console: Console) -> None:
 
 def _command(draft: Draft) -> str:
     command = "distributed-train" if draft.group else "finetune"
-    config = "" if draft.config_path == Path("config.ini").absolute() else f" --config {draft.config_path}"
-    return f"multimac {command} {draft.run_name}{config}"
+    return f"multimac {command} {draft.run_name}{_config(draft)}"
+
+
+def _check(draft: Draft) -> str:
+    return f"multimac data check {draft.name}{_config(draft)}"
+
+
+def _config(draft: Draft) -> str:
+    return "" if draft.config_path == Path("config.ini").absolute() else f" --config {draft.config_path}"
 
 
 def _run(draft: Draft, console: Console, *, detach: bool = False) -> ExitStatus:
@@ -294,4 +302,6 @@ def _run(draft: Draft, console: Console, *, detach: bool = False) -> ExitStatus:
         status = finetune(draft.run_name, detach=detach, config=draft.config_path)
     if any((run / "final").is_dir() for run in set(runs.glob("*")) - before):
         console.print(f"  {_command(draft)}   (the same from the beginning)", markup=False, soft_wrap=True)
+        if draft.data.is_doubtful:
+            console.print(f"  {_check(draft)}   (rows to look at)", markup=False, soft_wrap=True)
     return status

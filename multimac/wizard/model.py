@@ -58,14 +58,18 @@ SETTINGS = {
     "batch_size": "Clips per step of all machines together (more are faster):",
 }
 NO_BETTER = 3  # epochs
+LANGUAGE = "Language of the speech (en, fr, German, ...):"
 CLIPS = 5  # to guess the language from
 LISTENING_S = 20.0  # most of it is the loading of torch and of the model
 ENOUGH_CLIPS = 20  # of validation: with fewer its loss says little
 BEST = {"keep_best": "true", "early_stopping": str(NO_BETTER)}
 
 
-def ask_model(questions: Questions, config: ConfigFile, suggested: Model | None, console: Console) -> Model:
-    models = offered(config)
+def ask_model(
+    questions: Questions, config: ConfigFile, suggested: Model | None, console: Console, *, near: Path | None = None
+) -> Model:
+    """near: the recordings, see `offered`."""
+    models = offered(config, near)
     answer = questions.select(
         "model",
         "Which model do you want to fine-tune?",
@@ -94,13 +98,15 @@ def _not_at_hand(base_model: str, console: Console) -> ModelError | None:
     return None
 
 
-def suggested_model(config: ConfigFile, speech_s: float, language: str, console: Console) -> Model | None:
+def suggested_model(
+    config: ConfigFile, speech_s: float, language: str, console: Console, *, near: Path | None = None
+) -> Model | None:
     """Suggest the largest of SUGGESTED that LoRA trains here, in about an hour where there is no GPU.
 
     Where the hub does not answer, it is one that is on this disk, the demo's last; None if there is none for the
-    language, which is "" if it is not known yet.
+    language, which is "" if it is not known yet. near: the recordings, see `offered`.
     """
-    models = offered(config)
+    models = offered(config, near)
     usual = [model for size in SUGGESTED for model in models.values() if model.base_model == f"openai/whisper-{size}"]
     soon = [model for model in usual if device_here() != "cpu" or _minutes(model, speech_s) <= LONG_MIN]
     usual = [model for model in soon or usual[-1:] if fits(model, "lora")]
@@ -188,9 +194,11 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
 
 
 def ask_language(questions: Questions, draft: Draft, console: Console) -> str:
-    """Return the code of a language; "" for an English-only model, unless one is given for the comparison of texts."""
+    """Return the code of a language; of an English-only model "" if none is known, since texts alone go by it."""
     if not is_multilingual(draft.model):
         given = questions.answers.get("language", "") or draft.data.language or draft.data.stated_language
+        if questions.interactive:
+            given = questions.text("language", LANGUAGE, given or "en", language_code)
         code = language_code(given) if given else ""
         name = LANGUAGES.get(code or "en", [code])[0].title()
         what = f"{draft.model.base_model} is English-only: it is told no language. Texts are compared as {name}."
@@ -210,7 +218,7 @@ def ask_language(questions: Questions, draft: Draft, console: Console) -> str:
         if Path(draft.model.base_model).is_dir():
             token_limit(draft.model.base_model, language=text)
 
-    return language_code(questions.text("language", "Language of the speech (en, fr, German, ...):", default, check))
+    return language_code(questions.text("language", LANGUAGE, default, check))
 
 
 def _guessed(questions: Questions, draft: Draft, console: Console) -> str:
@@ -242,11 +250,18 @@ def with_point(number: str) -> str:
     return re.sub(r"^\s*(\d+),(\d+)\s*$", r"\1.\2", number)
 
 
-def offered(config: ConfigFile) -> dict[str, Model]:
-    """Return models by section, folder or hub id. No model stands there twice."""
+def offered(config: ConfigFile, near: Path | None = None) -> dict[str, Model]:
+    """Return models by section, folder or hub id: those of the config, in this folder, beside or in `near`, on the hub.
+
+    No model stands there twice.
+    """
     models = {name: _of_section(config, name) for name in config.names("model")}
     known = {model.base_model for model in models.values()}
-    others = [str(file.parent) for file in sorted(Path.cwd().glob("*/config.json")) if shape_of(str(file.parent))]
+    trained = [config.section("profile", name).values.get("base_model", "") for name in config.names("profile")]
+    folders = [folder for name in trained if _is_folder(folder := (config.path.parent / expanded(name)).resolve())]
+    around = [Path.cwd(), *([near.resolve(), near.resolve().parent] if near else [])]
+    folders += [file.parent for place in around for file in sorted(place.glob("*/config.json"))]
+    others = [str(folder) for folder in dict.fromkeys(folders) if folder != BUNDLED and shape_of(str(folder))]
     others += [str(BUNDLED)] if BUNDLED.is_dir() else []
     others += [f"openai/whisper-{name}" for name in OFFERED]
     return models | {name: _model_of(name, config) for name in others if name not in known}

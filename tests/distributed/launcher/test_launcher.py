@@ -145,7 +145,9 @@ def test_an_interrupt_of_the_evaluation_leaves_the_model(launcher_of, monkeypatc
 
     monkeypatch.setattr(launcher, "_evaluate", evaluate)
     assert launcher.run() == (ExitStatus.INTERRUPTED if interrupted else ExitStatus.OK)
-    assert measured == [75] and end_of(launcher)["message"] == (NOT_EVALUATED if interrupted else "")
+    message = end_of(launcher)["message"]
+    assert measured == [75] and message.startswith(NOT_EVALUATED if interrupted else "")
+    assert ("Measure it with: multimac evaluate " in message) == interrupted
 
 
 # the report at the end, and the commit

@@ -31,6 +31,7 @@ DELETE = "\x7f" * 12
 CHANGE = DOWN + DOWN + ENTER  # at the first "Ready?"
 QUESTIONS = (
     "Which recordings",
+    "Language",
     "Ready?",
     "Split off",
     "Which model",
@@ -149,6 +150,9 @@ def test_shift_tab_goes_back_from_every_kind_of_question(folder, tmp_path):
 
     try:
         answer("Which recordings", BACK + DOWN + BACK + "\x1b[A" + ENTER)  # there is none before the first
+        answer("Language", BACK)
+        answer("Which recordings", ENTER)
+        answer("Language of the speech (en, fr, German, ...): en", DELETE * 2 + "fr" + ENTER)
         answer("Ready?", CHANGE)
         answer("Split off", "n")
         answer("Which model", BACK)
@@ -183,6 +187,7 @@ def test_shift_tab_goes_back_from_every_kind_of_question(folder, tmp_path):
     assert "train: 12 clips" not in before
     profile = ConfigFile(folder / "config.ini").profile("mine")
     assert (profile.method, profile.epochs, profile.learning_rate, profile.test) == ("full", 132, 0.0015, None)
+    assert profile.language == "fr"
     answers = json.loads(saved.read_text())
     expected = {"split": "no", "method": "full", "epochs": "132", "learning_rate": "0.0015", "where": "alone"}
     assert answers.items() >= (expected | {"name": "mine", "start": "later"}).items() and "workers" not in answers
@@ -224,13 +229,13 @@ def test_clips_that_were_cut_stay_and_are_not_cut_again(folder, screen, clips, t
         "Which recordings": DOWN + ENTER,
         "another folder or table (CSV, Excel, JSON), such as ~/recordings:": f"{tmp_path / 'talks'}{ENTER}",
         "Folder for the clips": ENTER,
-        "Ready?": BACK,
+        "Language": BACK,
         "Folder for the clips and their manifests:": ENTER,
     }.items():
         screen.expect(question)
         time.sleep(0.1)
         screen.type(keys)
-    assert "cutting" not in screen.expect("Ready?")
+    assert "cutting" not in screen.expect("Language")
     time.sleep(0.1)
     screen.type(ESCAPE)
     assert screen.wait() == 130
@@ -289,16 +294,21 @@ def test_a_remedy_is_shown_and_tried_again(folder, ssh_server, tmp_path):
 
 
 def test_recordings_then_go(folder, screen):
-    """The model of this test is English-only, so there is no question about the language."""
+    """The model of this test is English-only: texts are compared by the language alone."""
     screen.expect("Which recordings")
+    time.sleep(0.1)
+    screen.type(ENTER)
+    screen.expect("Language")
     time.sleep(0.1)
     screen.type(ENTER)
     shown = screen.expect("Ready?")
     assert "[profile:home-lora]" in shown and "Epochs" not in shown
+    assert "it is told no language. Texts are compared as English" in " ".join(shown.split())
     time.sleep(0.1)
     screen.type(3 * DOWN + ENTER)
     assert screen.wait() == 0
-    assert ConfigFile(folder / "config.ini").profile("home-lora").method == "lora"
+    profile = ConfigFile(folder / "config.ini").profile("home-lora")
+    assert (profile.method, profile.language) == ("lora", "en")
 
 
 def test_what_a_person_answered_who_left_is_suggested(folder, screen):
@@ -312,7 +322,7 @@ def test_what_a_person_answered_who_left_is_suggested(folder, screen):
     screen.expect("Your answers are suggested the next time.")
     again = Screen(folder)
     try:
-        for question in ("Which recordings", "Split off", "Which model", "Which weights"):
+        for question in ("Which recordings", "Split off", "Which model", "Language", "Which weights"):
             again.expect(question)
             time.sleep(0.1)
             again.type(ENTER)
