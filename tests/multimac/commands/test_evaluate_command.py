@@ -144,7 +144,7 @@ def test_clips_in_doubt_are_named_and_both_figures_stand(few, capsys, monkeypatc
     said = capsys.readouterr().out
     for number, words in enumerate(("in doubt, so decoded again", "nothing was heard", "far more was heard than said")):
         [line] = [line for line in said.splitlines() if words in line]
-        assert line.endswith(f": test-00{number}")
+        assert line.endswith(f": 1 clip (test-00{number})")
     basis = f"(WER) and letters (CER) in per cent, after whisper-english {version('whisper-normalizer')}; below WER its"
     assert basis in " ".join(said.split())
     assert cli_typer.main(["evaluate", str(MODEL), "--data", str(few), "--out", "o", "--json"]) == 0
