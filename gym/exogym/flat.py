@@ -242,6 +242,12 @@ def digest(flat: Tensor) -> int:
     return _signed(b"".join(zlib.crc32(part).to_bytes(4, "big") for part in (data[:half], data[half:])))
 
 
+def unshared(flat: Tensor) -> Tensor:
+    """Mark a flat that nobody changes any more: a checkpoint is written from it, and not from a copy."""
+    flat.is_unshared = True  # type: ignore[attr-defined]
+    return flat
+
+
 def is_finite(flat: Tensor) -> bool:
     """Say whether a CPU tensor holds neither NaN nor infinity."""
     return not flat.numel() or all(map(math.isfinite, map(float, flat.aminmax())))  # NaN if there is one

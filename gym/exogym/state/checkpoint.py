@@ -147,11 +147,11 @@ class Checkpoints:
 def to_tree(value: Any, tensors: dict[str, torch.Tensor], *, copy: bool = False) -> Any:
     """JSON that mirrors `value`, its tensors replaced by names and put into `tensors`: on the CPU, and copied if asked.
 
-    From another device each is copied once, in either case.
+    From another device each is copied once, in either case. One that is `unshared` (flat.py) never is.
     """
     if isinstance(value, torch.Tensor):
         name = str(len(tensors))
-        tensors[name] = value.detach().to("cpu", copy=copy).contiguous()
+        tensors[name] = value.detach().to("cpu", copy=copy and not hasattr(value, "is_unshared")).contiguous()
         return {"tensor": name}
     if isinstance(value, dict):
         pairs = value.items()

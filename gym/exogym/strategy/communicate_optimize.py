@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from exogym.errors import SettingError
-from exogym.flat import digest
+from exogym.flat import digest, unshared
 from exogym.strategy.communication_module import CommunicationModule, Draft, Exchanged
 from exogym.strategy.optim import clip
 from exogym.strategy.strategy import StepResult, Strategy
@@ -269,7 +269,7 @@ class CommunicateOptimizeStrategy(Strategy):
 
         A copy of what they were when the ranks last agreed would take as much memory again.
         """
-        return self.parameters.read() if self.differs else self._common
+        return unshared(self.parameters.read()) if self.differs else self._common
 
     def consensus(self) -> Tensor:
         if not self._is_exact:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from exogym.comm.comm import Comm
 from exogym.config import check_keys
 from exogym.errors import SettingError
-from exogym.flat import FlatParameters, is_finite
+from exogym.flat import FlatParameters, is_finite, unshared
 from exogym.strategy.communication_module import Payload
 from exogym.strategy.optim import Schedule, clip, inner_optimizer, named
 from exogym.strategy.strategy_settings import StrategyConfig
@@ -307,7 +307,7 @@ class Strategy:
 
     def agreed_weights(self) -> Tensor:
         """Return the agreed weights [numel] on the CPU, not to be changed."""
-        return self.parameters.read()
+        return unshared(self.parameters.read())
 
 
 class EveryStepStrategy(Strategy):
@@ -334,7 +334,7 @@ class EveryStepStrategy(Strategy):
         """Return the agreed weights [numel]. A forward pass that has not counted yet may have changed the buffers."""
         flat = self.parameters.read()
         flat[self.parameters.num_parameters :].copy_(self._agreed_buffers)
-        return flat
+        return unshared(flat)
 
 
 def __getattr__(name: str) -> Any:
