@@ -5,7 +5,8 @@ TunerError                  something the user can mend
 ├── DataError               a manifest or an audio file
 ├── ModelError              a checkpoint that does not load
 ├── HostError               one host: SSH, Python, disk, files
-│   └── HostKeyError        unknown or changed host key
+│   ├── HostKeyError        unknown or changed host key
+│   └── AccessError         no key of the user's opens it
 ├── RunError                a run that ended early
 └── MissingProgram          a system program that is not installed
 """
@@ -69,6 +70,10 @@ class HostError(TunerError):
 
 
 class HostKeyError(HostError):
+    pass
+
+
+class AccessError(HostError):
     pass
 
 

@@ -50,6 +50,8 @@ IN_FLIGHT = 16
 MOMENTS = 8  # own and mean second moments, a quarter of them, while they are summed, and what they leave in the heap
 DRAFT = 5  # own weights beside those that ranks share
 ALONE = -17  # nothing is kept to be sent, and checkpoints are far apart: 8 of the optimizer and 12 of a copy, and gaps
+# Gradients in bf16 are 2, and there are flats of 8 or, alone, 4 while a checkpoint is written; by `memory_choices.py`.
+LOW_MEMORY, LOW_MEMORY_ALONE = -31, -38
 PLAIN = DiLoCoConfig()  # it sends a float of each parameter, as AllReduce does in each step
 
 
@@ -200,9 +202,10 @@ def _told(config: DiLoCoConfig, conditions: Conditions) -> str:
 
 def more_bytes(config: StrategyConfig, ranks: int) -> int:
     """Return the bytes for each trained parameter at the peak, beyond TRAINED_BYTES; below 0 where it takes less."""
+    is_low = config.inner_optim == "low_memory"
     if ranks == 1 and isinstance(config, AllReduceConfig):
-        return ALONE
-    found = 0
+        return LOW_MEMORY_ALONE if is_low else ALONE
+    found = LOW_MEMORY if is_low else 0
     if isinstance(config, DiLoCoConfig):
         states = 2  # numbers of each parameter: Adam's; another may keep fewer
         if config.outer_optim == "sgd":

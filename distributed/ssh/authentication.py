@@ -24,7 +24,7 @@ from pathlib import Path
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
 
-from whisper_tuner.errors import HostError, HostKeyError, MissingProgram
+from whisper_tuner.errors import AccessError, HostError, HostKeyError, MissingProgram
 
 from .host import Host, SshSettings
 from .process import FAILURES
@@ -143,7 +143,7 @@ def _raise_unless_known(
 
 
 def authenticate(host: Host, settings: SshSettings, transport: paramiko.Transport, timeout: float) -> None:
-    """Offer the agent's keys and the key files, in ssh's order. Raises HostError that lists what was tried."""
+    """Offer the agent's keys and the key files, in ssh's order. Raises AccessError that lists what was tried."""
     transport.auth_timeout = timeout
     tried: list[str] = []
     with contextlib.ExitStack() as stack:
@@ -154,7 +154,7 @@ def authenticate(host: Host, settings: SshSettings, transport: paramiko.Transpor
                     return
                 tried[-1] += " (accepted, but the host asks for more than a key)"
             except paramiko.BadAuthenticationType as error:
-                raise HostError(
+                raise AccessError(
                     host.address,
                     f"it accepts no keys, only {', '.join(error.allowed_types)}",
                     remedy=f"Try: ssh {settings.target}",
@@ -167,17 +167,17 @@ def authenticate(host: Host, settings: SshSettings, transport: paramiko.Transpor
     raise _not_accepted(host, settings, tried)
 
 
-def _not_accepted(host: Host, settings: SshSettings, tried: list[str]) -> HostError:
+def _not_accepted(host: Host, settings: SshSettings, tried: list[str]) -> AccessError:
     if host.key_path and not host.key_path.exists() and not tried:
         remedy = 'Name a private key with "ssh_key_path", for example ~/.ssh/id_ed25519; `ssh-keygen` makes one.'
-        return HostError(host.address, f"there is no key {host.key_path}", remedy=remedy)
+        return AccessError(host.address, f"there is no key {host.key_path}", remedy=remedy)
     what = f"no key was accepted for user {settings.user}; tried: {', '.join(tried) or 'none found'}"
     if locked := [label.removesuffix(f" ({LOCKED})") for label in tried if label.endswith(f" ({LOCKED})")]:
         add = f"{APPLE_SSH_ADD} --apple-use-keychain" if platform.system() == "Darwin" else "ssh-add"
-        return HostError(host.address, what, remedy=f"Run: {add} {shlex.quote(locked[0])}")
+        return AccessError(host.address, what, remedy=f"Run: {add} {shlex.quote(locked[0])}")
     only = len(settings.identities) == 1
     key = f"-i {shlex.quote(str(settings.identities[0]))} " if only else ""
-    return HostError(
+    return AccessError(
         host.address, what, remedy=f"If {settings.user} is your name there, run: ssh-copy-id {key}{settings.target}"
     )
 

@@ -171,12 +171,14 @@ def training_memory(
     trained = trained_parameters(shape, profile)
     weights = FLOAT * (shape.parameters + (trained if profile.method == "lora" else 0))
     weights -= (FLOAT - FROZEN.get(profile.frozen_precision, FLOAT)) * frozen_parameters(shape, profile)
+    weights -= (FLOAT - FROZEN["bf16"]) * trained if profile.rounds_trained else 0
     tokens, logits = _lengths(shape, clip_s)[1], FLOAT * LOGITS * shape.vocab_size  # bytes of a token's logits
     if device == "cuda":  # adapters keep hardly more there, and logits are made for some tokens at a time
         staged = 2 * min(STAGED, FLOAT * trained)
         kept = clips * _layers_keep(shape, profile, clip_s, more=0)
         kept += logits * min(LOGITS_AT_ONCE, clips * tokens)
-        return CUDA_CONTEXT + weights + CUDA_TRAINED_BYTES * trained + staged + kept
+        held = FLOAT if profile.optimizer == "low_memory" else CUDA_TRAINED_BYTES
+        return CUDA_CONTEXT + weights + held * trained + staged + kept
     more_bytes += 2 * best_bytes(profile)
     per_clip = _layers_keep(shape, profile, clip_s, more=22) + logits * tokens
     if device == "mps":

@@ -51,14 +51,15 @@ class Checkpoints:
         tree = to_tree(state, tensors)
         return self._writer.submit(lambda: 0 if unless() else self._write(number, tree, tensors)).result()
 
-    def save_in_background(self, number: int, state: dict[str, Any]) -> Future[int]:
+    def save_in_background(self, number: int, state: dict[str, Any], *, copy: bool = True) -> Future[int]:
         """Write a copy of the state in a thread, once an earlier one has been written; see save.
 
+        copy: not needed by who waits before it changes the state.
         Later ones are void: they are of a course that was given up when this rank went on from an earlier state.
         """
         wait([self._writing] if self._writing else [])
         tensors: dict[str, torch.Tensor] = {}
-        tree = to_tree(state, tensors, copy=True)
+        tree = to_tree(state, tensors, copy=copy)
         self._writing = self._writer.submit(self._write, number, tree, tensors, later_void=True)
         return self._writing
 

@@ -128,15 +128,19 @@ class SavedStates:
         return 2 * self.state.strategy.agreements + inside
 
     def save(self, *, at_once: bool = False) -> None:
-        """Save all of the state, in the background unless at_once."""
+        """Save all of the state, in the background unless at_once, or unless weights are held in few bits.
+
+        Then memory is short, and a copy for the background may be the largest of all that there is.
+        """
         if not self.checkpoints:
             return
         self.note_written(at_once=True)
         whole = {"settings": self.settings, **self.state.whole()}
         number = self._number(inside=self.state.is_ahead or self.state.strategy.cut_short)
-        writing = self.checkpoints.save_in_background(number, whole)
+        waits = at_once or any(p.dtype != torch.float32 for p in self.state.strategy.parameters.parameters)
+        writing = self.checkpoints.save_in_background(number, whole, copy=not waits)
         self._writing = (self.state.strategy.agreements, time.perf_counter(), writing)
-        self.note_written(at_once=at_once)
+        self.note_written(at_once=waits)
 
     def note_written(self, *, at_once: bool = False) -> None:
         """Tell of the checkpoint that was being written, once it is."""

@@ -321,14 +321,14 @@ def test_a_rescue_does_not_replace_what_is_just_being_written(tmp_path):
     )  # fmt: skip
     in_background, rescues = kept.save_in_background, []
 
-    def slowly(number, state):
+    def slowly(number, state, **options):
         """The rescue looks for a checkpoint before this one is handed to the writer, and writes after it."""
         waiting = threading.Event()
         kept.glance = lambda number: (waiting.set(), Checkpoints.glance(kept, number))[1]
         rescues.append(threading.Thread(target=node.save_agreed))
         rescues[-1].start()
         waiting.wait()
-        writing = in_background(number, state)
+        writing = in_background(number, state, **options)
         rescues[-1].join()
         return writing
 
