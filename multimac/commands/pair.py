@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import questionary
+from rich.console import Console as AnyConsole
 from rich.table import Table
 from typer import Argument, Option
 
@@ -80,7 +81,7 @@ def hosts_pair(
     return hosts_setup(hosts) if set_up else ExitStatus.OK
 
 
-def found(console: Console, hosts: Path) -> list[Seen]:
+def found(console: AnyConsole, hosts: Path) -> list[Seen]:
     """Find machines, and try what is known of them. A hosts file that cannot be read counts as none."""
     try:
         told = load_hosts(hosts).workers
@@ -90,7 +91,7 @@ def found(console: Console, hosts: Path) -> list[Seen]:
         return look(find(told))
 
 
-def show(console: Console, seen: list[Seen]) -> None:
+def show(console: AnyConsole, seen: list[Seen]) -> None:
     table = Table(header_style="bold")
     for column in ("name", "address", "known from", "", "what it is, or what to do"):
         table.add_column(column, overflow="fold")
@@ -102,7 +103,7 @@ def show(console: Console, seen: list[Seen]) -> None:
     console.print(table)
 
 
-def _chosen(console: Console, hosts: Path) -> Host | None:
+def _chosen(console: AnyConsole, hosts: Path) -> Host | None:
     """Let the user choose one of the machines that were found. Raises ConfigError if there is none."""
     seen = [one for one in found(console, hosts) if one.state is not State.SILENT]
     if not seen:
@@ -113,7 +114,7 @@ def _chosen(console: Console, hosts: Path) -> Host | None:
     return questionary.select(message, [*options, questionary.Choice("none of them", None)]).ask()
 
 
-def paired(console: Console, host: Host) -> bool:
+def paired(console: AnyConsole, host: Host) -> bool:
     """Do what is missing until a key of the user's opens the machine. False if the user does not trust its key."""
     settings = resolve(host)
     key = pairing.host_key(host, settings)

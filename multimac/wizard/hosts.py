@@ -12,6 +12,8 @@ import json
 import re
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -19,6 +21,7 @@ from rich.table import Table
 
 from distributed.checkup.preflight import Report, preflight, unique
 from distributed.checkup.speed import Speed, measure, remember, step_of_all
+from distributed.hosts.discovery import State, why_none
 from distributed.hosts.interfaces import route_to
 from distributed.plan.automatic import FEWEST_ROUNDS, PLAIN, Conditions, Measured, chosen
 from distributed.plan.hosts_file import HOSTS_FILE, check_is_this_machine, load_hosts
@@ -27,6 +30,8 @@ from distributed.ssh.host import Host, Hosts
 from distributed.ssh.machine import on_each
 from exogym.strategy import DiLoCoConfig
 from multimac.commands.hosts import hosts_setup
+from multimac.commands.pair import found, paired
+from multimac.commands.pair import show as show_found
 from multimac.view.preflight_view import show
 from multimac.view.progress import working
 from multimac.view.transfers import STEPS_EVERYWHERE, transfers
@@ -76,7 +81,7 @@ def ask_hosts(
         try:
             if where == NEW:
                 group = None
-                group = _ask_new(questions, path, scratch)
+                group = _ask_new(questions, path, scratch, console)
             elif group is None or group.text is None:  # the user may have edited the file just now
                 group = Group(hosts=load_hosts(path), path=path)
             _make_ready(questions, draft, group, scratch, console)
@@ -91,7 +96,7 @@ def ask_hosts(
     return None
 
 
-def _ask_new(questions: Questions, path: Path, scratch: Path) -> Group:
+def _ask_new(questions: Questions, path: Path, scratch: Path, console: Console) -> Group:
     """Ask for what a hosts file needs: the addresses, and how SSH logs in. Raises ConfigError, HostError."""
 
     def check(text: str) -> None:
@@ -103,8 +108,9 @@ def _ask_new(questions: Questions, path: Path, scratch: Path) -> Group:
         if text and not expanded(text).is_file():
             raise ValueError("there is no such file")
 
+    near = " ".join(_nearby(questions, path, console)) if questions.interactive else ""
     message = "Addresses of the other machines (such as mac-mini.local, 10.0.0.7):"
-    workers = _words(questions.text("workers", message, "", check))
+    workers = _words(questions.text("workers", message, near, check))
     user = questions.text("ssh_user", "User name there (empty: ssh decides):", getpass.getuser())
     key = questions.text("ssh_key_path", "Private key (empty: ssh decides):", "", check_key)
     login = {name: value for name, value in (("ssh_user", user), ("ssh_key_path", key)) if value}
@@ -116,6 +122,23 @@ def _ask_new(questions: Questions, path: Path, scratch: Path) -> Group:
     hosts = _hosts_of(scratch, master=master, workers=workers, **login)
     free = next(name for name in map(path.with_stem, numbered(path.stem)) if not name.exists())
     return Group(hosts=hosts, path=free, text=(scratch / HOSTS_FILE).read_text())
+
+
+def _nearby(questions: Questions, path: Path, console: Console) -> list[str]:
+    """Find machines, offer to pair with those that no key opens yet, and return the names of those that one opens."""
+    seen = questions.once("find", None, lambda: found(console, path))
+    if not seen:
+        console.print(f"No other machine was found in this network.\n{why_none()}", markup=False, soft_wrap=True)
+        return []
+    show_found(console, seen)
+    opened = [one.candidate.name for one in seen if one.state is State.READY]
+    for one in seen:
+        name = one.candidate.name
+        if one.state in (State.NEW, State.LOCKED) and questions.confirm(f"pair {name}", f"Pair with {name}?", True):
+            user = questions.text(f"user of {name}", f"Your user name on {name}:", getpass.getuser(), str)
+            if questions.once("paired", (name, user), partial(paired, console, replace(one.candidate.host, user=user))):
+                opened.append(name)
+    return opened
 
 
 def _words(text: str) -> list[str]:
