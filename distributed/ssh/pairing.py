@@ -40,7 +40,7 @@ def host_key(host: Host, settings: SshSettings) -> HostKey:
     if settings.jumps or settings.proxy_command:
         what = "it is reached through another machine, so its key cannot be asked for by itself"
         raise HostError(host.address, what, remedy=f"Accept it once with: ssh {settings.target}")
-    command = ["ssh-keyscan", "-T", str(SCAN_S), "-p", str(settings.port), settings.hostname]
+    command = ["ssh-keyscan", "-T", str(SCAN_S), "-t", "ed25519,ecdsa,rsa", "-p", str(settings.port), settings.hostname]
     lines = [line.split(" ", 1)[1] for line in _said(command).splitlines() if line and line[0] != "#"]
     lines.sort(key=lambda line: ([*KINDS, line.split()[0]]).index(line.split()[0]))
     if not lines:

@@ -47,6 +47,8 @@ OTHERS = {
     "demo": "is finetune, in the project's folder",
     "runs recover": "writes into the project's folder: tests/multimac/commands/test_recover_command.py",
     "hosts check": "reads",
+    "hosts find": "reads",
+    "hosts pair": "asks in a terminal: tests/multimac/commands/test_pair_command.py",
     "hosts remove": "removes from hosts",
     "hosts setup": "writes on hosts: tests/distributed/hosts",
     "hosts sync": "writes on hosts: tests/distributed/hosts",
