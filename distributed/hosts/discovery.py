@@ -28,7 +28,7 @@ SERVICE = "_ssh._tcp"  # which macOS announces where Remote Login is on, and ava
 LISTEN_S, ASK_S, CONNECT_S = 1.2, 1.0, 5.0
 MOST_AT_ONCE = 32
 CONFIG, KNOWN_HOSTS = Path("~/.ssh/config"), Path("~/.ssh/known_hosts")
-# Lines of `dns-sd -B` and `dns-sd -L`, which only Apple's systems have.
+# Lines of `dns-sd -B` and `dns-sd -L`, as Apple's dns-sd.c prints them; its man page says that they may change.
 BROWSED = re.compile(r"^\s*\S+\s+(Add|Rmv)\s+\S+\s+\S+\s+\S+\s+_ssh\._tcp\.\s+(.+?)\s*$", re.MULTILINE)
 LOCAL = re.compile(r"[\w-]+(\.local)?|[\d.]+|[\da-fA-F:]+")  # others are asked of the internet, which may not answer
 LOOKED_UP = re.compile(r"can be reached at (\S+?)\.?:(\d+) ")
@@ -99,7 +99,7 @@ def _each_once(found: Iterable[Candidate]) -> list[Candidate]:
 def announced(listen_s: float) -> list[Candidate]:
     """Listen to mDNS for so many seconds. Empty where this machine has no network for it."""
     if platform.system() == "Darwin" and shutil.which("dns-sd"):  # Apple's own may always use the local network
-        return _by_dns_sd(listen_s)
+        return _by_dns_sd(listen_s) or _by_zeroconf(listen_s)
     return _by_zeroconf(listen_s)
 
 
