@@ -25,6 +25,7 @@ from distributed.ssh.connection import Remote
 from distributed.ssh.machine import on_each
 from whisper_tuner.errors import ConfigError, HostError
 from whisper_tuner.files import write_atomically
+from whisper_tuner.text import size
 
 from . import wheelhouse
 from .agent_call import INSTALL_PYTHON, agent_call
@@ -256,13 +257,13 @@ class _HostSetup:
         self.say(f"cannot reach the package registry: fetching wheels for {target.tag} here")
         with shown(f"{self.remote.name}: fetching wheels", self.progress):
             wheels = wheelhouse.fill(self.remote.name, target, *lists)
-        size = sum(wheel.stat().st_size for wheel in wheels)
-        self.say(f"sending {len(wheels)} wheels, {size >> 20} MB")
+        total = sum(wheel.stat().st_size for wheel in wheels)
+        self.say(f"sending {len(wheels)} wheels, {size(total)}")
         items = [SyncItem(local=wheel, remote=f"{REMOTE_WHEELS}/{wheel.name}") for wheel in wheels]
         complete = {wheel.parent / wheelhouse.COMPLETE for wheel in wheels}
         items += [SyncItem(local=path, remote=f"{REMOTE_LISTS}/{path.name}") for path in complete]
         report = sync([self.remote], {self.remote.name: items}, self.progress, prune=[REMOTE_WHEELS])[0]
-        self.say(f"sent {report.bytes >> 20} MB in {report.seconds:.0f} s")
+        self.say(f"sent {size(report.bytes)} in {report.seconds:.0f} s")
         return wheels
 
     def pip(self, *command: str, requirements: str = REQUIREMENTS, other: bool = False) -> None:

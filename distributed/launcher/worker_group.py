@@ -40,8 +40,9 @@ TERMINAL_CLOSED = (
     " the local network: docs/lost-hosts.md#the-terminal-was-closed-and-no-host-is-found"
 )
 BY_ADDRESS = (
-    "still not reached. Has it got another address? Only a host given by its name, such as mac-mini.local, is found"
-    " again at a new one: write its name into the hosts file, and go on with --resume and --hosts"
+    "still not reached; it is tried again and again, and taken back when it answers. Only if it has another address"
+    " now: stop with Ctrl-C, write its name, such as mac-mini.local, into the hosts file, and go on with --resume RUN"
+    " --hosts FILE"
 )
 
 

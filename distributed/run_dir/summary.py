@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from whisper_tuner.errors import ExitStatus
-from whisper_tuner.text import parse_json
+from whisper_tuner.text import duration, parse_json
 
 from .events import MOST, Event
 from .folder import date_in, disk_use, is_running
@@ -81,7 +81,7 @@ class RunSummary:
     test: str = ""
     steps: int = 0
     total_steps: int = 0
-    lost: dict[str, int] = field(default_factory=dict)  # how often each host was
+    lost: dict[str, str] = field(default_factory=dict)  # how often each host was, and for how long
     apart: dict[tuple[str, str], int] = field(default_factory=dict)  # pairs that could not reach each other
     rounds: int = 0
     clips: int = 0
@@ -260,7 +260,7 @@ def figures(events: RunEvents) -> dict[str, Any]:
     return {
         "steps": max((step.step for step in steps), default=0),
         "total_steps": planned[-1].total_steps if planned else 0,
-        "lost": dict(Counter(event.host for event in events.of_type("lost"))),
+        "lost": {event.host or "": _lost(event.host or "", events) for event in events.of_type("lost")},
         "apart": dict(_apart(events.attempts)),
         "rounds": max((event.round for event in others if event.type == "round"), default=0),
         "clips": sum(step.samples for step in steps),
@@ -281,6 +281,22 @@ def figures(events: RunEvents) -> dict[str, Any]:
             validation=_means((event.step, event.loss) for event in others if event.type == "validation"),
         ),
     }
+
+
+def _lost(name: str, events: RunEvents) -> str:
+    """Tell how often a host was lost, such as `2 times, 1:20 in all`; for how long only if it came back each time."""
+    times = sum(event.host == name for event in events.of_type("lost"))
+    away, since, is_back = 0.0, None, True
+    for event in events.of_type("lost", "back", "resume", "end"):
+        if event.type == "lost" and event.host == name:
+            since, is_back = event.time if since is None else since, False
+        elif event.type == "end" or event.host == name:  # while the run is stopped nobody is away
+            away, since = away + (event.time - since if since is not None else 0.0), None
+            is_back |= event.type != "end"
+    told = "once" if times == 1 else f"{times} times"
+    if not is_back:
+        return f"{told}, not back"
+    return f"{told}, for {duration(away)}" if times == 1 else f"{told}, for {duration(away)} in all"
 
 
 def _apart(attempts: Sequence[Attempt]) -> Counter[tuple[str, str]]:
@@ -309,7 +325,7 @@ def _host(name: str, attempts: Sequence[Attempt], counted: Sequence[Event]) -> H
     return HostFigures(
         name=name,
         device=devices[-1] if devices else "",
-        steps=max((step.step for step in steps), default=0),
+        steps=sum(step.host == name for step in counted),
         clips=sum(step.samples for step in counted if step.host == name),
         clips_per_s=_rate(steps, sum(step.seconds for step in steps)),
         communicating=sum(told) if told else None,

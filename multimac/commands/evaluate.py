@@ -28,7 +28,7 @@ from multimac.view.error_rates import (
     rates_table,
     show_worst,
 )
-from multimac.view.models import fetch_model, model_named
+from multimac.view.models import fetch_model, model_named, unfinished
 from multimac.view.progress import counting, working
 from multimac.view.terminal import Console, fitting
 from whisper_tuner.config import ConfigFile, Profile
@@ -91,6 +91,8 @@ def evaluate(
     folders = _folders(chosen, manifests, out, other_way, asked)
     for model in chosen:
         fetch_model(model.path)
+        if said := unfinished(model.path):
+            console.print(said, style="yellow", markup=False, soft_wrap=True)
     with working(console, "loading torch") as tell:
         from exogym import device as devices
         from whisper_tuner.eval.evaluation import FALLBACK, GREEDY

@@ -17,7 +17,7 @@ from distributed.hosts.paths import PROJECT, STORE
 from distributed.run_dir.folder import disk_use
 from distributed.run_dir.summary import RunSummary, read_run
 from multimac.report.measured import card
-from multimac.view.models import fetch_model, model_named, origin_of, slug
+from multimac.view.models import fetch_model, model_named, origin_of, slug, unfinished
 from multimac.view.progress import counting, working
 from multimac.view.terminal import Console
 from whisper_tuner.data.check import check_manifest, check_usable
@@ -78,6 +78,8 @@ def export(
     language = language_code(language) if language else ""
     path = model_named(model, config)
     origin = origin_of(path)
+    if said := unfinished(path):
+        console.print(said, style="yellow", markup=False, soft_wrap=True)
     manifest = _manifest(data, origin) if verify else None
     folder = out or (origin.path / "export" if origin else Path("export") / slug(path))
     check_writable(folder)

@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
 from exogym.config import nearest
-from multimac.view.models import fetch_model, model_named, origin_of
+from multimac.view.models import fetch_model, model_named, origin_of, unfinished
 from multimac.view.progress import progress, share, working
 from multimac.view.terminal import Console
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
@@ -60,6 +60,8 @@ def transcribe(
     _check_files(audio, written, force=force)
     fetch_model(model)
     console = Console(stderr=True)
+    if said := unfinished(model):
+        console.print(said, style="yellow", markup=False, soft_wrap=True)
     with _from_stdin() if STDIN in written else contextlib.nullcontext(STDIN) as spooled:
         heard = _listener(console, model, code, words=words)
         return _transcribe_all(console, written, spooled, heard, form=form, force=force)

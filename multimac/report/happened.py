@@ -14,7 +14,6 @@ from distributed.run_dir.log import RunEvents
 from distributed.run_dir.run_view import RunView
 from distributed.run_dir.summary import NO_LAST_WORD, HostFigures, RunSummary
 from whisper_tuner.errors import ExitStatus
-from whisper_tuner.text import duration
 
 from .template import Private, moment, number
 
@@ -54,33 +53,16 @@ def charts_of(run: RunSummary, events: RunEvents) -> list[Chart]:
     return [each for each in found if each]
 
 
-def hosts_of(run: RunSummary, events: RunEvents) -> list[Host]:
+def hosts_of(run: RunSummary) -> list[Host]:
     total = sum(host.clips for host in run.per_host)
     return [
         Host(
             figures=host,
             share=100 * host.clips / total if total else 0.0,
-            lost=_lost(host.name, run.lost.get(host.name, 0), events),
+            lost=run.lost.get(host.name, ""),
         )
         for host in run.per_host
     ]
-
-
-def _lost(name: str, times: int, events: RunEvents) -> str:
-    """Tell how often a host was lost, such as `2 times, 1:20 in all`; for how long only if it came back each time."""
-    if not times:
-        return ""
-    away, since, is_back = 0.0, None, True
-    for event in events.of_type("lost", "back", "resume", "end"):
-        if event.type == "lost" and event.host == name:
-            since, is_back = event.time if since is None else since, False
-        elif event.type == "end" or event.host == name:  # while the run is stopped nobody is away
-            away, since = away + (event.time - since if since is not None else 0.0), None
-            is_back |= event.type != "end"
-    told = "once" if times == 1 else f"{times} times"
-    if not is_back:
-        return f"{told}, not back"
-    return f"{told}, for {duration(away)}" if times == 1 else f"{told}, for {duration(away)} in all"
 
 
 def faults_of(events: RunEvents, private: Private) -> tuple[list[Fault], int]:

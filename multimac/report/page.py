@@ -109,7 +109,7 @@ def contents(run_dir: Path, *, ended: bool = False, sound: int = MOST_BYTES) -> 
         "charts": charts_of(run, events),
         "tests": tests,
         "missing": _missing(run, tests, max((event.time for event in events.of_type("model")), default=0.0)),
-        "hosts": hosts_of(run, events),
+        "hosts": hosts_of(run),
         "faults": faults,
         "faults_left_out": faults_left_out,
         "versions": _versions(run, events),

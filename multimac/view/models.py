@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from distributed.run_dir.find import find_run, run_dirs
-from distributed.run_dir.summary import RunSummary, read_run
+from distributed.run_dir.summary import INTERRUPTED, RUNNING, RunSummary, read_run
 from exogym.config import nearest
 from whisper_tuner.config import WHISPERS, ConfigFile
 from whisper_tuner.errors import ConfigError
@@ -48,6 +48,18 @@ def model_named(name: str, config: Path) -> str:
         raise ConfigError(f"there is no folder {name}{near}", remedy=REMEDY)
     others = [*beside(path), *WHISPERS]
     return _final_of(find_run(name, folders_of(config), others=others, remedy=REMEDY), name)
+
+
+def unfinished(model: str) -> str:
+    """Say of a model that its run has not come to its end; "" if it has, or if it is of no run."""
+    if (origin := origin_of(model)) is None:
+        return ""
+    run = read_run(origin.path)
+    if run.state == RUNNING:
+        return f"{run.id} is still running: its model is that of an earlier stop"
+    if run.state == INTERRUPTED and run.steps < run.total_steps:
+        return f"{run.id} was stopped at step {run.steps} of {run.total_steps}: its model is that of this step"
+    return ""
 
 
 def _final_of(folder: Path, name: str) -> str:

@@ -76,7 +76,7 @@ def _fact(facts: HostFacts, check: str, report: Report) -> str:
     if check == "packages" and known.get("training"):
         return str(len(versions))
     if check == "code" and facts.differ is not None:
-        return "old" if facts.differ else "same"
+        return "to send" if facts.differ else "same"
     if check == "clock" and facts.clock_ahead_s is not None:
         return f"{facts.clock_ahead_s:+.1f} s"
     if check == "disk" and facts.space:

@@ -63,7 +63,7 @@ def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
         ("state", run.state + (f", {run.message}" if run.state == RUNNING and run.message else "")),
         ("begun", begun + (f", in {run.attempts} attempts" if run.attempts > 1 else "")),
         ("hosts", ", ".join(run.hosts)),
-        ("lost", counted(run.lost)),
+        ("lost", "; ".join(f"{name}: {told}" for name, told in run.lost.items())),
         ("cut off", counted({f"{one} and {other} from each other": n for (one, other), n in run.apart.items()})),
         ("base model", run.base_model),
         ("method", run.method),

@@ -148,7 +148,8 @@ def _save(draft: Draft, console: Console) -> None:
     for line in draft.save():
         console.print(f"written: {line}", markup=False, soft_wrap=True)
     if draft.data.is_doubtful:
-        console.print(f"The rows to look at: {_check(draft)}", style="yellow", markup=False, soft_wrap=True)
+        what = "The recordings have not been listened to or compared. This does it, and shows the rows to look at"
+        console.print(f"{what}: {_check(draft)}", style="yellow", markup=False, soft_wrap=True)
 
 
 def _ask_all(questions: Questions, config: Path, scratch: Path, console: Console) -> tuple[Draft, str]:

@@ -246,6 +246,33 @@ def test_how_a_run_ended_is_shown(runs, cli, status, message, state):
     assert message in cli("runs", "show", "last")[1]
 
 
+def test_a_model_of_a_run_that_is_not_at_its_end_says_so(runs, cli):
+    path = runs.copy("20260102-000000-stopped", final=False)
+    shutil.copytree(runs.trained / "final", path / "final")
+    events = runs.events(path)
+    last = max(event["step"] for event in events if event["type"] == "step")
+    kept = [event for event in events if event["type"] != "end" and event.get("step", 0) < last]
+    runs.write(path, kept)
+    runs.end(path, ExitStatus.INTERRUPTED, "stopped as asked")
+    told = f"{path.name} was stopped at step {last - 1} of {last}: its model is that of this step"
+    assert told in " ".join(cli("evaluate", path.name, "--no-base")[1].split())
+    assert told not in " ".join(cli("evaluate", runs.trained.name, "--no-base")[1].split())
+
+
+def test_steps_of_a_host_are_those_that_it_made_and_a_loss_tells_whether_it_is_back(runs, cli):
+    path = runs.copy("20260102-000000-two", final=False)
+    events = [event for event in runs.events(path) if event["type"] not in ("end", "evaluation")]
+    step = next(event for event in events if event["type"] == "step")
+    now = step["time"]
+    theirs = [step | {"host": "mini", "rank": 1, "step": number, "time": now} for number in (1, 3)]
+    lost = [{"type": "lost", "host": "mini", "reason": "silent", "given_up": False, "time": now}]
+    runs.write(path, [*events, *theirs, *lost])
+    [mini] = [host for host in read_run(path).per_host if host.name == "mini"]
+    assert mini.steps == 2 and read_run(path).lost == {"mini": "once, not back"}
+    runs.write(path, [*events, *theirs, *lost, {"type": "back", "host": "mini", "time": now + 139}])
+    assert "mini: once, for 2:19" in cli("runs", "show", path.name)[1]
+
+
 def test_what_evaluate_measures_on_the_own_test_set_is_told_by_runs(runs, cli):
     path = runs.copy("20260102-000000-stopped", final=False)
     shutil.copytree(runs.trained / "final", path / "final")

@@ -220,7 +220,7 @@ DIGITS = Kind(
     name="digits and words",
     severity=Severity.WARNING,
     means="Numbers are digits in some rows and words in others. The model cannot know which to write.",
-    remedy="Choose one way, and write all rows so. WER for English counts both as the same, other programs do not.",
+    remedy="Choose one way, and write all rows so. WER counts both as the same in English, other programs never do.",
 )
 
 
