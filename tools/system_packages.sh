@@ -19,6 +19,7 @@ if [ "$(uname -s)" = Linux ]; then
     need faketime faketime
     need wireguard-go wireguard-go
     need wg wireguard-tools
+    need avahi-daemon avahi-daemon
     /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || missing="$missing python3 python3-venv"  # the lab's hosts use it
 fi
 # Ubuntu has it as a snap only, which runs in no container.

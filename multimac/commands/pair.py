@@ -28,8 +28,6 @@ from whisper_tuner.text import counted
 from .hosts import hosts_setup
 from .options import HOSTS, HostsFile, command
 
-ADVICE = {State.NEW: "multimac hosts pair {name}", State.LOCKED: "multimac hosts pair {name}"}
-
 
 @command("hosts find")
 def hosts_find(
@@ -96,11 +94,16 @@ def show(console: AnyConsole, seen: list[Seen]) -> None:
     for column in ("name", "address", "known from", "", "what it is, or what to do"):
         table.add_column(column, overflow="fold")
     for one in seen:
-        candidate, advice = one.candidate, ADVICE.get(one.state, "").format(name=one.candidate.name)
-        name = candidate.name + (f" ({candidate.label})" if candidate.label not in ("", candidate.name) else "")
+        candidate, port = one.candidate, f" --port {one.candidate.port}" if one.candidate.port != 22 else ""
+        advice = f"multimac hosts pair {candidate.name}{port}" if one.state in (State.NEW, State.LOCKED) else ""
         about = "; ".join(filter(None, (one.about, advice)))
-        table.add_row(name, candidate.addresses[0], candidate.told_by, one.state.value, about)
+        table.add_row(_named(one), candidate.addresses[0], candidate.told_by, one.state.value, about)
     console.print(table)
+
+
+def _named(one: Seen) -> str:
+    name, label = one.candidate.name, one.candidate.label
+    return f"{name} ({label})" if label not in ("", name) else name
 
 
 def _chosen(console: AnyConsole, hosts: Path) -> Host | None:
@@ -109,7 +112,7 @@ def _chosen(console: AnyConsole, hosts: Path) -> Host | None:
     if not seen:
         raise ConfigError("no other machine was found", remedy=why_none())
     show(console, seen)
-    options = [questionary.Choice(f"{one.candidate.name}: {one.state.value}", one.candidate.host) for one in seen]
+    options = [questionary.Choice(f"{_named(one)}: {one.state.value}", one.candidate.host) for one in seen]
     message = f"Found {counted(len(seen), 'other machine')}. Which one is to train with this one?"
     return questionary.select(message, [*options, questionary.Choice("none of them", None)]).ask()
 
@@ -119,8 +122,7 @@ def paired(console: AnyConsole, host: Host) -> bool:
     settings = resolve(host)
     key = pairing.host_key(host, settings)
     if not pairing.is_known(host, settings, key):
-        console.print(f"{settings.host} at {settings.hostname} says that its key is", markup=False)
-        console.print(f"  {key.fingerprint}", markup=False)
+        console.print(f"{settings.host} says that its key is {key.fingerprint}", markup=False, soft_wrap=True)
         console.print(f"On that machine, this prints it: {key.shown_there}", markup=False, soft_wrap=True)
         if others := pairing.others_with(key, settings):
             what = f"{', '.join(others)} has the same key: this machine under another name, or a copy of it."

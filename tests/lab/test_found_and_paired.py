@@ -1,0 +1,100 @@
+"""A bare host is found by real avahi and paired with by its password, in a terminal."""
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lab import Lab
+
+PROJECT = Path(__file__).parents[2]
+ABLE = sys.platform == "linux" and os.geteuid() == 0
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.lab,
+    pytest.mark.skipif(not ABLE, reason="the lab needs Linux and root"),
+    pytest.mark.skipif(not shutil.which("avahi-daemon", path="/usr/sbin"), reason="avahi-daemon is not installed"),
+]
+# As a host that nobody has set up: no key of anybody, a password, an SSH server of its own that avahi announces.
+BARE = r"""
+set -e
+mkdir -p /tmp/bare/services /run/avahi-daemon
+rm -rf ~/.ssh
+sed "s#^root:[^:]*:#root:$(openssl passwd -6 secret):#" /etc/shadow > /tmp/bare/shadow
+mount --bind /tmp/bare/shadow /etc/shadow
+cat > /tmp/bare/services/ssh.service <<X
+<service-group><name>Anna’s Büro</name><service><type>_ssh._tcp</type><port>2222</port></service></service-group>
+X
+mount --bind /tmp/bare/services /etc/avahi/services
+mount -t tmpfs none /run/avahi-daemon
+printf '[server]\nhost-name=annas-buro\nenable-dbus=no\n[publish]\npublish-addresses=yes\n' > /tmp/bare/avahi.conf
+ssh-keygen -q -t ed25519 -N '' -f /tmp/bare/host_key
+printf 'ListenAddress 0.0.0.0:2222\nHostKey /tmp/bare/host_key\nPidFile none\nPermitRootLogin yes\nUsePAM no\n' \
+    > /tmp/bare/sshd.conf
+printf 'PasswordAuthentication yes\nAuthorizedKeysFile .ssh/authorized_keys\n' >> /tmp/bare/sshd.conf
+/usr/sbin/sshd -f /tmp/bare/sshd.conf
+/usr/sbin/avahi-daemon -f /tmp/bare/avahi.conf --no-drop-root --no-chroot --no-rlimits -D >/dev/null 2>&1
+ssh-keygen -lf /tmp/bare/host_key.pub
+"""
+
+
+def test_found_by_avahi_and_paired_with_by_one_password():
+    with Lab(hosts=2, rate="100mbit") as lab:
+        bare = lab.exec("h2", ["bash", "-c", BARE], timeout=60)
+        assert bare.returncode == 0, bare.stderr
+        fingerprint = bare.stdout.split()[1]
+        lab.exec("h1", ["sh", "-c", "rm -f ~/.ssh/known_hosts ~/.ssh/id_*; mkdir -p ~/here"])
+        command = [sys.executable, str(PROJECT / "cli_typer.py"), "hosts"]
+        home = lab["h1"].path("here")
+
+        found = lab.exec("h1", [*command, "find", "--json"], cwd="/root/here", timeout=60)
+        [seen] = json.loads(found.stdout)
+        assert (seen["addresses"][0], seen["port"], seen["label"]) == (lab["h2"].address, 2222, "Anna’s Büro")
+        assert seen["state"] == "not paired"
+
+        words = lab["h1"].command(
+            [*command, "pair", "--no-setup"], env={"TERM": "xterm", "COLUMNS": "100"}, cwd="/root/here"
+        )
+        answers = {
+            "Which one is to train": "\r",
+            fingerprint: "",
+            "Are the two alike?": "y",
+            "Enter passphrase": "\r",
+            "same passphrase again": "\r",
+            "'s password:": "secret\r",
+            "a key of yours opens it": "",
+        }
+        assert in_terminal(words, answers) == 0
+        hosts = json.loads((home / "distributed_hosts.json").read_text())
+        assert hosts == {"master": lab["h1"].address, "workers": [{"host": lab["h2"].address, "ssh_port": 2222}]}
+        [seen] = json.loads(lab.exec("h1", [*command, "find", "--json"], cwd="/root/here", timeout=60).stdout)
+        assert seen["state"] == "ready" and seen["told_by"] == "the hosts file"
+
+
+def in_terminal(command: list[str], answers: dict[str, str]) -> int:
+    """Give each answer once its words have come, in this order; return the exit status."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.execvp(command[0], command)
+    seen, deadline = "", time.monotonic() + 120
+    for words, keys in answers.items():
+        while words not in seen:
+            assert time.monotonic() < deadline and select.select([fd], [], [], 60)[0], f"no {words!r}: {seen}"
+            seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(fd, 65536).decode(errors="replace"))
+        seen = seen.partition(words)[2]
+        time.sleep(0.3)  # the prompt draws first, then reads keys
+        os.write(fd, keys.encode())
+    while True:
+        try:
+            os.read(fd, 65536)
+        except OSError:
+            break
+    os.close(fd)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
