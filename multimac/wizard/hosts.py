@@ -108,9 +108,9 @@ def _ask_new(questions: Questions, path: Path, scratch: Path, console: Console) 
         if text and not expanded(text).is_file():
             raise ValueError("there is no such file")
 
-    near = " ".join(_nearby(questions, path, console)) if questions.interactive else ""
+    near = _nearby(questions, path, console) if questions.interactive else {}
     message = "Addresses of the other machines (such as mac-mini.local, 10.0.0.7):"
-    workers = _words(questions.text("workers", message, near, check))
+    workers = _words(questions.text("workers", message, " ".join(near), check))
     user = questions.text("ssh_user", "User name there (empty: ssh decides):", getpass.getuser())
     key = questions.text("ssh_key_path", "Private key (empty: ssh decides):", "", check_key)
     login = {name: value for name, value in (("ssh_user", user), ("ssh_key_path", key)) if value}
@@ -119,25 +119,26 @@ def _ask_new(questions: Questions, path: Path, scratch: Path, console: Console) 
     except HostError:  # the routing table cannot tell
         message, name = "This machine's address, as the others see it:", socket.gethostname()
         master = questions.text("master", message, name, lambda text: check_is_this_machine(Host(address=text)))
-    hosts = _hosts_of(scratch, master=master, workers=workers, **login)
+    told = [{"host": name, "ssh_port": port} if (port := near.get(name)) else name for name in workers]
+    hosts = _hosts_of(scratch, master=master, workers=told, **login)
     free = next(name for name in map(path.with_stem, numbered(path.stem)) if not name.exists())
     return Group(hosts=hosts, path=free, text=(scratch / HOSTS_FILE).read_text())
 
 
-def _nearby(questions: Questions, path: Path, console: Console) -> list[str]:
-    """Find machines, offer to pair with those that no key opens yet, and return the names of those that one opens."""
+def _nearby(questions: Questions, path: Path, console: Console) -> dict[str, int | None]:
+    """Find machines, offer to pair with those that no key opens yet; return names and ports of those that one opens."""
     seen = questions.once("find", None, lambda: found(console, path))
     if not seen:
         console.print(f"No other machine was found in this network.\n{why_none()}", markup=False, soft_wrap=True)
-        return []
+        return {}
     show_found(console, seen)
-    opened = [one.candidate.name for one in seen if one.state is State.READY]
+    opened = {one.candidate.name: one.candidate.host.port for one in seen if one.state is State.READY}
     for one in seen:
         name = one.candidate.name
         if one.state in (State.NEW, State.LOCKED) and questions.confirm(f"pair {name}", f"Pair with {name}?", True):
             user = questions.text(f"user of {name}", f"Your user name on {name}:", getpass.getuser(), str)
             if questions.once("paired", (name, user), partial(paired, console, replace(one.candidate.host, user=user))):
-                opened.append(name)
+                opened[name] = one.candidate.host.port
     return opened
 
 

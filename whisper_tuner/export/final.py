@@ -12,6 +12,7 @@ import json
 import os
 from pathlib import Path
 
+import torch
 from peft import PeftModel
 from safetensors import SafetensorError
 from torch import nn
@@ -57,6 +58,8 @@ def with_published_weights(model: nn.Module, base_model: str | Path) -> WhisperF
     whisper = whisper_of(model)
     if not any(isinstance(module, RoundedLinear) for module in whisper.modules()):
         return whisper
+    if all(value.requires_grad or value.dtype == torch.float32 for value in whisper.parameters()):
+        return whisper.float()  # in place: a second model may be more than there is memory for
     base, _ = load_base(base_model)
     trained = {name: value.detach() for name, value in whisper.named_parameters() if value.requires_grad}
     base.load_state_dict(trained, strict=False)

@@ -107,7 +107,10 @@ def test_embedding_and_output_layer_go_on_sharing_their_weight(base):
     assert whisper.proj_out.weight.dtype == torch.int8
 
 
-@pytest.mark.parametrize(("method", "optimizer"), [("lora", "adamw"), ("decoder", "adamw"), ("decoder", "low_memory")])
+@pytest.mark.parametrize(
+    ("method", "optimizer"),
+    [("lora", "adamw"), ("decoder", "adamw"), ("decoder", "low_memory"), ("full", "low_memory")],
+)
 def test_what_is_saved_has_the_published_weights(base, tmp_path, method, optimizer):
     """Rounded ones are for training alone; what was trained is saved as it is."""
     model, _, processor = trained(base, method, "int8", optimizer)
@@ -116,14 +119,15 @@ def test_what_is_saved_has_the_published_weights(base, tmp_path, method, optimiz
             parameter += 0.01
     published, _ = load_base(base)
     save_final(model, processor, tmp_path / "final", base)
-    found, _ = load_model(tmp_path / "final", None if method == "decoder" else base)
+    found, _ = load_model(tmp_path / "final", base if method == "lora" else None)
+    assert {p.dtype for p in found.parameters()} == {torch.float32}
     if method == "lora":
         adapted, own = PeftModel.from_pretrained(published, tmp_path / "final"), dict(model.named_parameters())
         assert all(torch.equal(p, own[name]) for name, p in adapted.named_parameters() if "lora_" in name)
         published = adapted.merge_and_unload()
         assert all(torch.equal(a, b) for a, b in zip(found.parameters(), published.parameters(), strict=True))
     else:
-        for name, p in published.model.encoder.named_parameters():
+        for name, p in published.model.encoder.named_parameters() if method == "decoder" else ():
             assert torch.equal(p, found.model.encoder.get_parameter(name)), name
         name = "decoder.layers.0.fc1.weight"
         assert torch.equal(found.model.get_parameter(name), model.model.get_parameter(name).float())
