@@ -97,7 +97,7 @@ def make_key() -> Path:
     """Have ssh-keygen make a key, which asks for a passphrase; return its public half. Raises HostError."""
     file = OWN_KEY.expanduser()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if _status(["ssh-keygen", "-t", "ed25519", "-f", str(file)]):
+    if _status(["ssh-keygen", "-q", "-t", "ed25519", "-f", str(file)]):
         raise HostError("localhost", "ssh-keygen made no key")
     return file.with_name(file.name + ".pub")
 

@@ -122,7 +122,7 @@ def paired(console: AnyConsole, host: Host) -> bool:
     settings = resolve(host)
     key = pairing.host_key(host, settings)
     if not pairing.is_known(host, settings, key):
-        console.print(f"{settings.host} says that its key is {key.fingerprint}", markup=False, soft_wrap=True)
+        console.print(f"{settings.host} says that its key is\n  {key.fingerprint}", markup=False, soft_wrap=True)
         console.print(f"On that machine, this prints it: {key.shown_there}", markup=False, soft_wrap=True)
         if others := pairing.others_with(key, settings):
             what = f"{', '.join(others)} has the same key: this machine under another name, or a copy of it."
