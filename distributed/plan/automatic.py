@@ -51,7 +51,7 @@ MOMENTS = 8  # own and mean second moments, a quarter of them, while they are su
 DRAFT = 5  # own weights beside those that ranks share
 ALONE = -17  # nothing is kept to be sent, and checkpoints are far apart: 8 of the optimizer and 12 of a copy, and gaps
 # Gradients in bf16 are 2, and there are flats of 8 or, alone, 4 while a checkpoint is written; by `memory_choices.py`.
-LOW_MEMORY, LOW_MEMORY_ALONE = -31, -39
+LOW_MEMORY, LOW_MEMORY_ALONE = -31, -38
 PLAIN = DiLoCoConfig()  # it sends a float of each parameter, as AllReduce does in each step
 
 

@@ -186,7 +186,7 @@ def training_memory(
     activations = clips * per_clip
     if profile.gradient_checkpointing and profile.method == "lora":  # of other methods this was not measured
         activations = max(0, activations - COPIED_BYTES * trained)
-    else:
+    elif not (profile.gradient_checkpointing and profile.rounds_trained):
         activations += KEPT_FREE_BYTES
     return PROCESS_BYTES + weights + (TRAINED_BYTES + more_bytes) * trained + activations
 
