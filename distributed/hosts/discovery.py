@@ -19,7 +19,7 @@ from distributed.ssh.authentication import known_keys
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, resolve
 from whisper_tuner.errors import AccessError, HostError, HostKeyError
-from whisper_tuner.text import size
+from whisper_tuner.text import harmless, size
 
 from .agent_call import agent_call
 from .interfaces import own_interfaces
@@ -31,6 +31,7 @@ CONFIG, KNOWN_HOSTS = Path("~/.ssh/config"), Path("~/.ssh/known_hosts")
 # Lines of `dns-sd -B` and `dns-sd -L`, as Apple's dns-sd.c prints them; its man page says that they may change.
 BROWSED = re.compile(r"^\s*\S+\s+(Add|Rmv)\s+\S+\s+\S+\s+\S+\s+_ssh\._tcp\.\s+(.+?)\s*$", re.MULTILINE)
 LOCAL = re.compile(r"[\w-]+(\.local)?|[\d.]+|[\da-fA-F:]+")  # others are asked of the internet, which may not answer
+NAME = re.compile(r"[\w:][\w.:%-]*", re.ASCII)
 LOOKED_UP = re.compile(r"can be reached at (\S+?)\.?:(\d+) ")
 
 
@@ -81,7 +82,8 @@ def find(told: Sequence[Host] = (), listen_s: float = LISTEN_S) -> list[Candidat
         found = [*pool.map(lambda name: _resolved(name, ports.get(name), named[name]), reversed(named))]
         found += listening.result()
     own = {address for addresses in own_interfaces().values() for address in addresses}
-    return _each_once(one for one in found if one.addresses and not own & {*one.addresses})
+    usable = (one for one in found if one.addresses and NAME.fullmatch(one.name))  # anybody may announce anything
+    return _each_once(replace(one, label=harmless(one.label)) for one in usable if not own & {*one.addresses})
 
 
 def _each_once(found: Iterable[Candidate]) -> list[Candidate]:

@@ -148,7 +148,6 @@ class TrainNode:
             except Rejoined:
                 self.round.restart()
                 self.model.zero_grad(set_to_none=True)
-                self.progress.epoch = self.state.now.epoch
                 self.progress.resumed()
 
     def _train(self) -> bool:

@@ -10,10 +10,11 @@ from typing import Annotated
 
 import questionary
 from rich.console import Console as AnyConsole
+from rich.markup import escape
 from rich.table import Table
 from typer import Argument, Option
 
-from distributed.hosts.discovery import Seen, State, find, look, why_none
+from distributed.hosts.discovery import NAME, Seen, State, find, look, why_none
 from distributed.hosts.interfaces import route_to
 from distributed.plan.hosts_file import load_hosts
 from distributed.ssh import pairing
@@ -70,6 +71,8 @@ def hosts_pair(
             console.print("Nothing was changed.")
             return ExitStatus.OK
     else:
+        if not NAME.fullmatch(name):
+            raise ConfigError(f"{name} is no name or address", remedy="For example mac-mini.local. Your name: --user.")
         host = Host(address=name, port=port)
     host = replace(host, user=user or None)
     if not paired(console, host):
@@ -97,7 +100,8 @@ def show(console: AnyConsole, seen: list[Seen]) -> None:
         candidate, port = one.candidate, f" --port {one.candidate.port}" if one.candidate.port != 22 else ""
         advice = f"multimac hosts pair {candidate.name}{port}" if one.state in (State.NEW, State.LOCKED) else ""
         about = "; ".join(filter(None, (one.about, advice)))
-        table.add_row(_named(one), candidate.addresses[0], candidate.told_by, one.state.value, about)
+        cells = (_named(one), candidate.addresses[0], candidate.told_by, one.state.value, about)
+        table.add_row(*map(escape, cells))
     console.print(table)
 
 

@@ -198,12 +198,12 @@ def ask_language(questions: Questions, draft: Draft, console: Console) -> str:
     if not is_multilingual(draft.model):
         given = questions.answers.get("language", "") or draft.data.language or draft.data.stated_language
         if questions.interactive:
-            given = questions.text("language", LANGUAGE, given or "en", language_code)
+            given = questions.text("language", LANGUAGE, given, language_code)
         code = language_code(given) if given else ""
         name = LANGUAGES.get(code or "en", [code])[0].title()
         what = f"{draft.model.base_model} is English-only: it is told no language. Texts are compared as {name}."
         if not code and questions.asks_nobody:
-            what += " If they are in another language, give --language."
+            raise ConfigError("the language of the speech is stated nowhere", remedy="Give --language, such as fr.")
         console.print(what, markup=False)
         return code
     # That of the data's section, else of the data itself, else what the profile inherits.

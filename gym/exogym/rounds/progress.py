@@ -97,6 +97,7 @@ class Progress:
     def resumed(self, **how: bool) -> None:
         """Tell where this rank goes on. A `commit` of more `agreements` than these is void: its clips come again."""
         now, agreements = self._state.now, self._state.strategy.agreements
+        self.epoch = now.epoch
         self.emit("resume", round=now.rounds, agreements=agreements, **how)
 
     def planned(self) -> None:

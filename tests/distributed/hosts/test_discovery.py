@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from loopback_sshd import SshServer, keygen
+from rich.console import Console
 from zeroconf import ServiceInfo, Zeroconf
 
 from distributed.hosts import discovery
-from distributed.hosts.discovery import Candidate, State, aliases, announced, find, known_hosts, look
+from distributed.hosts.discovery import Candidate, Seen, State, aliases, announced, find, known_hosts, look
 from distributed.ssh.host import Host
+from multimac.commands.pair import show
 
 BROWSE = """\
 Browsing for _ssh._tcp.local.
@@ -108,6 +110,19 @@ def test_each_machine_once_without_this_one(ssh_server: SshServer, tmp_path, mon
         "other-port": (2222, "", str(ssh_server.config)),
         "new.local": (22, "", "announced"),
     }
+
+
+def test_what_a_stranger_announces_can_do_no_harm(monkeypatch):
+    hostile = ["-oProxyCommand=touch", "x y", "a;b", "$(x)", "ü.local", "", "a@b"]
+    strange = [Candidate(name=name, addresses=("10.99.0.5",)) for name in hostile]
+    good = Candidate(name="mini.local", addresses=("10.99.0.6",), label="[red]\x1b[2Jmini[/]\n")
+    monkeypatch.setattr(discovery, "_lines", lambda path: [])
+    monkeypatch.setattr(discovery, "announced", lambda seconds: [*strange, good])
+    [found] = find()
+    assert found.name == "mini.local" and "\x1b" not in found.label
+    console = Console(record=True, width=200)
+    show(console, [Seen(candidate=found, state=State.NEW)])
+    assert "[red]" in console.export_text()
 
 
 def test_what_is_missing_before_a_machine_can_train(ssh_server: SshServer):

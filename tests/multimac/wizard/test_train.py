@@ -35,6 +35,7 @@ def test_from_recordings_to_a_model_and_again_under_the_same_profile(tmp_path, c
         "voice",
         "--model",
         str(PROJECT / "bundled/model"),
+        "--language=en",
     ]
     for _ in range(2):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)

@@ -18,6 +18,7 @@ from multimac.wizard import model as asking
 from multimac.wizard.draft import Data, Draft, Model
 from multimac.wizard.questions import Questions
 from whisper_tuner.config import ConfigFile
+from whisper_tuner.errors import ConfigError
 from whisper_tuner.data.dataset import Sample
 
 # A machine that runs tests may be busy.
@@ -137,4 +138,5 @@ def test_texts_are_compared_in_their_language_also_by_an_english_only_model(draf
     told = Questions(answers={"language": "French"})
     assert asking.ask_language(told, draft, Console()) == "fr"
     assert "Texts are compared as French" in " ".join(capsys.readouterr().out.split())
-    assert asking.ask_language(Questions(answers={}), draft, Console()) == ""
+    with pytest.raises(ConfigError, match="stated nowhere"):
+        asking.ask_language(Questions(answers={}), draft, Console())

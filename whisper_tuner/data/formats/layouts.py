@@ -90,11 +90,8 @@ def parts_of(path: Path, reading: Reading = AS_IT_IS) -> Parts:
             note = f"the data set is in its folder {inner.name}"
             return {kind: replace(part, notes=(note, *part.notes)) for kind, part in parts_of(inner, reading).items()}
         fits = ["lists"]
-    if fits[0] in BESIDE and len(fits) > 1 and not _subtitles_say_all(place, reading):
-        raise DataError(
-            f"{path} has recordings with subtitles and recordings with a text beside them",
-            remedy=f"Say which: layout = {fits[0]} or {fits[1]} in the dataset's section, --layout for an import.",
-        )
+    if fits[0] in BESIDE and len(fits) > 1:
+        fits = [_telling(place, reading)]
     found = LAYOUTS[fits[0]].parts(place, reading)
     divided = (_divided(part, kind, is_alone=len(found) == 1) for kind, part in found.items())
     return dict(one for parts in divided for one in parts.items())
@@ -173,14 +170,27 @@ def _inside(place: Place, reading: Reading) -> tuple[Path | None, list[str]]:
     return next(iter(inner), None), tried
 
 
-def _subtitles_say_all(place: Place, reading: Reading) -> bool:
-    """Tell if what stands in texts beside recordings is in their subtitles too: Whisper writes both."""
+def _telling(place: Place, reading: Reading) -> str:
+    """Choose between subtitles and texts beside recordings: subtitles where these say as much, as Whisper writes both.
+
+    Texts where there are more recordings with them, all those with subtitles among them. Raises DataError otherwise.
+    """
     said: dict[Layout, dict[str, list[str]]] = {subtitles: {}, pairs: {}}
     for layout, found in said.items():
         for row in (row for part in layout.parts(place, reading).values() for row in part.rows()):
             if not isinstance(row.cells, BadRow):
                 found.setdefault(str(row.cells["audio"]), []).extend(str(row.cells["text"]).split())
-    return all(said[subtitles].get(audio, []) == words for audio, words in said[pairs].items())
+    timed, written = said[subtitles], said[pairs]
+    if all(timed.get(audio, []) == words for audio, words in written.items()):
+        return "subtitles"
+    if timed.keys() < written.keys():
+        return "pairs"
+    example = sorted(timed.keys() - written.keys() or timed)[0]
+    raise DataError(
+        f"{place.path} has recordings with subtitles, such as {Path(example).name}, and others with a text beside them",
+        remedy="Move those of one kind into another folder. Or say which: layout = subtitles or pairs in the dataset's"
+        " section, --layout for an import.",
+    )
 
 
 def _unknown(place: Place, what: str, tried: Sequence[str] = ()) -> DataError:

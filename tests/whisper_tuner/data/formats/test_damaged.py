@@ -159,7 +159,7 @@ REFUSED: dict[str, tuple[dict[str, str | bytes], str, str, str]] = {
     "subtitles and texts": (
         {"d/a.wav": "copy", "d/a.txt": "x", "d/a.srt": "1\n00:00:00,000 --> 00:00:01,000\ny\n"},
         "d",
-        "subtitles and recordings with a text",
+        "recordings with subtitles, such as a.wav, and others with a text",
         "layout = subtitles or pairs",
     ),
     "a release without any list": (

@@ -954,3 +954,12 @@ def test_a_model_given_as_data_is_told(tmp_path, clip):
         parts_of(tmp_path)
     write(clip(tmp_path / "voice/a.wav").with_suffix(".txt"), "eins")
     assert texts(tmp_path) == {"a.wav": "eins"}
+
+
+def test_subtitles_of_one_among_many_pairs_do_not_count(tmp_path, clip):
+    """As `transcribe --format srt` leaves them beside a recording that has a text."""
+    for number in range(3):
+        clip(tmp_path / "d" / f"{number}.wav", seconds=2)
+        write(tmp_path / "d" / f"{number}.txt", f"text {number}")
+    write(tmp_path / "d" / "1.srt", "1\n00:00:00,000 --> 00:00:01,000\nother words\n")
+    assert texts(tmp_path / "d") == {"0.wav": "text 0", "1.wav": "text 1", "2.wav": "text 2"}
