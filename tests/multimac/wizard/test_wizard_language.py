@@ -18,8 +18,8 @@ from multimac.wizard import model as asking
 from multimac.wizard.draft import Data, Draft, Model
 from multimac.wizard.questions import Questions
 from whisper_tuner.config import ConfigFile
-from whisper_tuner.errors import ConfigError
 from whisper_tuner.data.dataset import Sample
+from whisper_tuner.errors import ConfigError
 
 # A machine that runs tests may be busy.
 PATIENT = f"from multimac.wizard import model; model.LISTENING_S = 120.0; {NO_TIME}"
