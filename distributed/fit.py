@@ -125,7 +125,7 @@ class NetworkTrainer:
 
 @contextmanager
 def _own_modules_by_value() -> Iterator[None]:
-    """What the user's own modules define is not installed on the hosts: inside, its code is pickled along."""
+    """Pickle the code of the user's own modules along, inside: it is not installed on the hosts."""
     own = [module for name, module in list(sys.modules.items()) if _is_own(name, module)]
     new = [module for module in own if module.__name__ not in cloudpickle.list_registry_pickle_by_value()]
     for module in new:

@@ -116,7 +116,7 @@ class Session:
 
 @dataclass(kw_only=True)
 class HostFacts:
-    """What is known of one host once it has been looked at; None is what could not be found out."""
+    """The facts of one host that was looked at; None is what could not be found out."""
 
     host: Host
     reached: bool = False

@@ -47,7 +47,7 @@ NOT_IN_A_STEP = {
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What one machine did; `clips_s` is None where it could not be measured, and `problem` says why.
+    """The speed of one machine; `clips_s` is None where it could not be measured, and `problem` says why.
 
     See distributed/worker/speed.py.
     """

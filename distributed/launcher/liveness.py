@@ -230,7 +230,7 @@ def counted(worker: Liveness) -> Liveness:
 
 @dataclass
 class Pace:
-    """What is known of a run's speed. patience_s: for how long it may always stand still (`round_timeout_s`)."""
+    """The known speed of a run. patience_s: for how long it may always stand still (`round_timeout_s`)."""
 
     patience_s: float
     timeouts: Timeouts

@@ -38,7 +38,7 @@ class Rank:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What run.json holds. `address` is this machine's own, where the ranks meet."""
+    """The content of run.json. `address` is this machine's own, where the ranks meet."""
 
     run_id: str
     name: str

@@ -67,10 +67,7 @@ def prepare_run(
     all has been checked; what the strategy's open settings go by, which keep their defaults without it.
     """
     profile = job.profile
-    if hosts:
-        labels = tuple(host.address for host in hosts.all)
-    else:
-        labels = ("localhost",) if local_ranks == 1 else tuple(f"rank{number}" for number in range(local_ranks))
+    labels = tuple(host.address for host in hosts.all) if hosts else _local_labels(local_ranks)
     if local_ranks > 1 and not profile.num_threads:  # ranks of one machine share its cores
         profile = dataclasses.replace(profile, num_threads=max(1, (os.cpu_count() or 1) // local_ranks))
     checked = _checked(profile, len(labels), run_dir, show_status)
@@ -112,6 +109,10 @@ def prepare_run(
         manifests=tuple(checked.values()),
         rounds=rounds,
     )
+
+
+def _local_labels(ranks: int) -> tuple[str, ...]:
+    return ("localhost",) if ranks == 1 else tuple(f"rank{number}" for number in range(ranks))
 
 
 def _fitting(job: Job, profile: Profile, known: Measured, ranks: int, train: Manifest) -> Profile:

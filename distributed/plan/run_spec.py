@@ -105,7 +105,7 @@ class RunSpec:
 
     @property
     def wanted_device(self) -> str | None:
-        """Where the hosts file or else the profile wants this rank to train; None: on the machine's best device."""
+        """Return the device that the hosts file, or else the profile, wants for this rank; None: the machine's best."""
         wanted = self.device or (self.profile.device if self.profile else "auto")
         return None if wanted == "auto" else wanted
 

@@ -74,7 +74,7 @@ class Event:
 
     @property
     def line(self) -> str:
-        """What is printed of it, whatever came before; "" for nothing."""
+        """Return what is printed of this event, whatever came before; "" for nothing."""
         return TYPES[self.type].line(self) if self.type in TYPES else ""
 
     @property

@@ -72,7 +72,7 @@ def read_events(path: Path, start: int = 0) -> tuple[list[dict], int]:
 
 @dataclass
 class Attempt:
-    """What one launcher wrote; a resumed run has several."""
+    """The events that one launcher wrote; a resumed run has several attempts."""
 
     steps: list[Event] = field(default_factory=list)
     others: list[Event] = field(default_factory=list)

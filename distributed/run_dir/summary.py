@@ -111,7 +111,7 @@ class RunSummary:
 
     @property
     def kind_of_work(self) -> tuple:
-        """What runs are equal in that do the same computation for a clip, so that their clips/s can be compared."""
+        """Return what is equal in runs that do the same computation for a clip: their clips/s can be compared."""
         keys = ("batch_size", "audio_context", "precision", "gradient_checkpointing", "training clips")
         named = self.settings.get("shards")  # of one rank: it takes a batch of each shard in every step
         shards = len(named) if isinstance(named, list) else 0

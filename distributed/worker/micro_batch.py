@@ -156,9 +156,7 @@ def fit_into_memory(
         batches.layout = _suit(share.device, batches.layout)
     began = time.perf_counter()
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    later = trained * (AFTER_A_STEP_BYTES + more_bytes) + SPARE  # at the peak of steps after the one that is measured
-    if share.device.type == "cuda":  # what the strategy keeps is not on the card
-        later = trained * CUDA_AFTER_A_STEP_BYTES + 2 * min(STAGED, trained * FLOAT) + SPARE
+    later = _later(trained, share.device, more_bytes)
     trial = Trial(model=model, batches=train, longest=train.longest(), share=share, precision=precision)
     if (full := train.full_clip()) and replace(trial, longest=full).clips_in(share.bytes - later, 0)[0] < 1:
         train.layout = replace(train.layout, pads_in_full=False)
@@ -196,6 +194,13 @@ def fit_into_memory(
             "seconds": time.perf_counter() - began,
         }
     )
+
+
+def _later(trained: int, device: torch.device, more_bytes: int) -> int:
+    """Return the bytes that steps take at their peak beside what the first one shows."""
+    if device.type == "cuda":  # what the strategy keeps is not on the card
+        return trained * CUDA_AFTER_A_STEP_BYTES + 2 * min(STAGED, trained * FLOAT) + SPARE
+    return trained * (AFTER_A_STEP_BYTES + more_bytes) + SPARE
 
 
 def _limit(validation: ShardBatches, longest: tuple[int, int], fit: int) -> None:

@@ -32,7 +32,7 @@ def read_cifar(files: list[Path]) -> TensorDataset:
 
 
 def cut_photographs() -> tuple[TensorDataset, TensorDataset]:
-    """For training and for validation: no pixel is in both."""
+    """Return data for training and for validation: no pixel is in both."""
     from sklearn.datasets import load_sample_images
 
     parts: tuple[list[tuple[Tensor, int]], ...] = ([], [])

@@ -23,7 +23,7 @@ TRAINING = 1437  # images; the other 360 are for validation
 
 
 def load_digits() -> tuple[TensorDataset, TensorDataset]:
-    """For training and for validation: (pixels float32 [64] from 0 to 1, label int64) each."""
+    """Return data for training and for validation: (pixels float32 [64] from 0 to 1, label int64) each."""
     found = datasets.load_digits()
     pixels, labels = torch.tensor(found.data).float() / 16, torch.tensor(found.target).long()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
@@ -46,7 +46,7 @@ class DigitModel(nn.Module):
 
 @torch.no_grad()
 def accuracy(model: nn.Module, dataset: TensorDataset) -> float:
-    """From 0 to 1. The model has its classifier in `layers`."""
+    """Return a share from 0 to 1. The model has its classifier in `layers`."""
     pixels, labels = dataset.tensors
     right = [(model.layers(x).argmax(1) == y).sum() for x, y in zip(pixels.split(500), labels.split(500), strict=True)]
     return (sum(right) / len(labels)).item()

@@ -22,7 +22,7 @@ OWN = 0.9  # of the images of a digit belong to one node; the others are spread 
 
 
 def numbers_of(labels: Tensor, rank: int, num_nodes: int) -> list[int]:
-    """Which images a node has. Digit d belongs to node d modulo num_nodes."""
+    """List the numbers of the images that a node has. Digit d belongs to node d modulo num_nodes."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).tolist()
     kept = round(OWN * len(order))
     own = [n for n in order[:kept] if labels[n] % num_nodes == rank]
@@ -30,7 +30,7 @@ def numbers_of(labels: Tensor, rank: int, num_nodes: int) -> list[int]:
 
 
 def factory_of(train_data: TensorDataset, val_data: TensorDataset) -> Callable[[int, int, bool], Dataset]:
-    """What LocalTrainer takes in place of a data set: each node calls it for its own."""
+    """Return a function that LocalTrainer takes in place of a data set: each node calls it for its own."""
 
     def factory(rank: int, num_nodes: int, train_dataset: bool) -> Dataset:
         whole = train_data if train_dataset else val_data

@@ -35,7 +35,7 @@ def read_idx(path: Path) -> Tensor:
 
 
 def read_mnist(folder: Path) -> tuple[TensorDataset, TensorDataset] | None:
-    """For training and for validation, if the files are here: (pixels [1, 28, 28] from 0 to 1, label) each."""
+    """Return data to train and validate with, if the files are here: (pixels [1, 28, 28] from 0 to 1, label) each."""
 
     def values(name: str) -> Tensor | None:
         files = [folder / below / (name + end) for below in ("", "MNIST/raw") for end in ("", ".gz")]

@@ -79,7 +79,7 @@ class Neighbours(CommunicationModule):
         self.turn += 1
 
     def state_dict(self):
-        """What a checkpoint needs, so that a stopped run goes on with the right neighbour."""
+        """Return what a checkpoint needs, so that a stopped run goes on with the right neighbour."""
         return {"turn": self.turn}
 
     def load_state_dict(self, state):

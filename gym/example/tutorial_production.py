@@ -97,7 +97,7 @@ def stop_early(epochs: int) -> None:
 
 
 def train_as_rank() -> tuple[int, float]:
-    """What each process of a launch runs: LaunchedTrainer is one rank, and finds the others by itself."""
+    """Train as one process of a launch: LaunchedTrainer is one rank, and finds the others by itself."""
     train_data, val_data = load_digits()
     trainer = LaunchedTrainer(DigitModel(), train_data, val_data)
     trainer.fit(strategy=strategy_for_long_runs(), max_steps=20, batch_size=32, device="cpu")

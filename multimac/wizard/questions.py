@@ -219,7 +219,7 @@ class Questions(Journal):
 
     @property
     def asks_nobody(self) -> bool:
-        """Whether all answers were given with the command, so that nobody has looked at them."""
+        """Tell whether all answers were given with the command, so that nobody has looked at them."""
         return not self.interactive and self.path is None
 
     def go_back(self) -> None:

@@ -83,7 +83,7 @@ def repeated_note(train: Manifest, other: Manifest) -> str:
 
 
 def _sentence(sample: Sample) -> str:
-    """What data check takes for one text is one; clips without any words are of their own."""
+    """Return a key for texts that `data check` takes for one; clips without any words are of their own."""
     return text_key(sample.text) or sample.text or sample.id
 
 

@@ -75,7 +75,7 @@ class Logger(ABC):
         """Act on the start of the first rank: `event` has the run's settings."""
 
     def saw(self, event: Event) -> None:  # noqa: B027
-        """See any event, after the records that it completes."""
+        """Take any event, after the records that it completes."""
 
     def ended(self) -> None:  # noqa: B027
         """End: nothing more will come."""

@@ -47,7 +47,7 @@ class Coordinator:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Those of the present generation, in rank order."""
+        """Return the names in the present generation, in rank order."""
         return self.state.generation.members if self.state.generation else ()
 
     @property

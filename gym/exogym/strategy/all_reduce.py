@@ -28,7 +28,7 @@ VALUE_BYTES = 4  # float32
 
 
 class Sums(NamedTuple):
-    """What ranks have added up: each part is a view of the payload."""
+    """The sums over all ranks: each part is a view of the payload."""
 
     gradients: Tensor  # [num_parameters]
     buffers: Tensor  # their change [numel - num_parameters]

@@ -108,7 +108,7 @@ def _told(column: str, heads: Sequence[str]) -> list[int] | None:
 
 
 def _best(places: list[int], columns: Sequence[Sequence[str]]) -> list[int]:
-    """Of columns that may all name files, as 1.wav and its number 1, prefer the plain one."""
+    """Prefer, of columns that may all name files, as 1.wav and its number 1, the plain one."""
     for is_better in (_end_as_audio, lambda cells: len({*cells}) == len(cells)):
         places = [place for place in places if is_better(columns[place])] or places
     return places

@@ -122,7 +122,7 @@ def _has_quoting(lines: Sequence[str], delimiter: str, width: int) -> bool:
 
 
 class _Found(NamedTuple):
-    """What stands between columns, their names or numbers, and which of them the reading says."""
+    """The delimiter of a table, the names or numbers of its columns, and which of them the reading says."""
 
     delimiter: str
     columns: list[str]
