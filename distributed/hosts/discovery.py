@@ -210,14 +210,17 @@ def _addresses(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
-def look(candidates: Sequence[Candidate], user: str | None = None) -> list[Seen]:
-    """Try each of them with the user's keys, all at once. One whose host key is not known is not spoken to."""
+def look(candidates: Sequence[Candidate], told: Sequence[Host] = ()) -> list[Seen]:
+    """Try each of them with the user's keys, all at once. One whose host key is not known is not spoken to.
+
+    told: hosts of a hosts file, with the users and keys that stand there.
+    """
+    known = {host.address: host for host in told}
     with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
-        return [*pool.map(lambda one: _look(one, user), candidates)]
+        return [*pool.map(lambda one: _look(one, known.get(one.name, one.host)), candidates)]
 
 
-def _look(candidate: Candidate, user: str | None) -> Seen:
-    host = replace(candidate.host, user=user)
+def _look(candidate: Candidate, host: Host) -> Seen:
     try:
         settings = resolve(host)
         if not known_keys(settings.known_as, settings.known_hosts):

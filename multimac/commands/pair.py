@@ -89,7 +89,7 @@ def found(console: AnyConsole, hosts: Path) -> list[Seen]:
     except ConfigError:
         told = ()
     with working(console, "looking for other machines (3 s)"):
-        return look(find(told))
+        return look(find(told), told)
 
 
 def show(console: AnyConsole, seen: list[Seen]) -> None:

@@ -136,8 +136,9 @@ def test_what_is_missing_before_a_machine_can_train(ssh_server: SshServer):
     ssh_server.configure(f"Host 127.0.0.1\n  IdentityFile {ssh_server.key}\n  IdentitiesOnly yes\n")
     state, about = seen()
     assert state is State.READY and about.startswith("Linux ") and about.endswith(" GB")
-    (ssh_server.folder / "authorized_keys").write_text("")
+    ssh_server.configure()
     assert seen()[0] is State.LOCKED
+    assert look([candidate], [ssh_server.host])[0].state is State.READY  # with the key of its hosts file
     ssh_server.known_hosts.write_text("")
     log = (ssh_server.folder / "log").read_text()
     assert seen() == (State.NEW, "") and (ssh_server.folder / "log").read_text() == log
