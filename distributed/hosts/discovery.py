@@ -74,10 +74,8 @@ def find(told: Sequence[Host] = (), listen_s: float = LISTEN_S) -> list[Candidat
     """
     with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
         listening = pool.submit(announced, listen_s)
-        named = {host.address: "the hosts file" for host in told}
-        named = (
-            dict.fromkeys(known_hosts(KNOWN_HOSTS), "known_hosts") | dict.fromkeys(aliases(CONFIG), str(CONFIG)) | named
-        )
+        named = dict.fromkeys(known_hosts(KNOWN_HOSTS), "known_hosts")
+        named |= dict.fromkeys(aliases(CONFIG), str(CONFIG)) | {host.address: "the hosts file" for host in told}
         ports = {host.address: host.port for host in told}
         found = [*pool.map(lambda name: _resolved(name, ports.get(name), named[name]), reversed(named))]
         found += listening.result()
@@ -164,13 +162,8 @@ def _by_zeroconf(listen_s: float) -> list[Candidate]:
 def aliases(config: Path) -> list[str]:
     """List the names of `Host` lines, without patterns. A file that cannot be read has none."""
     lines = (line.replace("=", " ", 1).split() for line in _lines(config))
-    return [
-        name
-        for key, *names in filter(None, lines)
-        if key.lower() == "host"
-        for name in names
-        if not re.search(r"[*?!]", name)
-    ]
+    named = (name for key, *names in filter(None, lines) if key.lower() == "host" for name in names)
+    return [name for name in named if not re.search(r"[*?!]", name)]
 
 
 def known_hosts(file: Path) -> list[str]:
@@ -239,11 +232,8 @@ def _look(candidate: Candidate, host: Host) -> Seen:
 
 
 def _only_ipv6(candidate: Candidate) -> str:
-    return (
-        ""
-        if any(":" not in address for address in candidate.addresses)
-        else "has no IPv4 address, which training needs"
-    )
+    has_ipv4 = any(":" not in address for address in candidate.addresses)
+    return "" if has_ipv4 else "has no IPv4 address, which training needs"
 
 
 def _why(error: HostError) -> str:

@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import questionary
 from rich.console import Console as AnyConsole
@@ -78,7 +78,8 @@ def hosts_pair(
     if not paired(console, host):
         console.print("Nothing was changed.")
         return ExitStatus.OK
-    console.print(f"written: {_written(hosts, host)}", soft_wrap=True)
+    told = "written" if _write(hosts, host) else f"{host.address} stands there already"
+    console.print(f"{told}: {hosts}", markup=False, soft_wrap=True)
     return hosts_setup(hosts) if set_up else ExitStatus.OK
 
 
@@ -124,7 +125,8 @@ def _chosen(console: AnyConsole, hosts: Path) -> Host | None:
 def paired(console: AnyConsole, host: Host) -> bool:
     """Do what is missing until a key of the user's opens the machine. False if the user does not trust its key."""
     settings = resolve(host)
-    key = pairing.host_key(host, settings)
+    with working(console, f"asking {settings.host} for its key"):
+        key = pairing.host_key(host, settings)
     if not pairing.is_known(host, settings, key):
         console.print(f"{settings.host} says that its key is\n  {key.fingerprint}", markup=False, soft_wrap=True)
         console.print(f"On that machine, this prints it: {key.shown_there}", markup=False, soft_wrap=True)
@@ -135,7 +137,7 @@ def paired(console: AnyConsole, host: Host) -> bool:
             return False
         console.print(f"written: {pairing.accept(settings, key)}", markup=False, soft_wrap=True)
     try:
-        Remote.connect(host).close()
+        _log_in(console, host)
     except AccessError:
         public = pairing.own_key(settings)
         if public is None:
@@ -143,22 +145,28 @@ def paired(console: AnyConsole, host: Host) -> bool:
             public = pairing.make_key()
         console.print(f"ssh-copy-id puts {public.name} there. It asks for the password of {settings.user} on it, once.")
         pairing.copy_key(host, settings, public)
-        Remote.connect(host).close()
+        _log_in(console, host)
     console.print(f"{host.address}: a key of yours opens it", markup=False)
     return True
 
 
-def _written(path: Path, host: Host) -> Path:
-    """Add a machine to the hosts file, which is made where there is none; others in it stay."""
+def _log_in(console: AnyConsole, host: Host) -> None:
+    with working(console, f"trying your keys on {host.address}"):
+        Remote.connect(host).close()
+
+
+def _write(path: Path, host: Host) -> bool:
+    """Add a machine to the hosts file, which is made where there is none. False if it stands there already."""
     told = {"host": host.address, "ssh_user": host.user, "ssh_port": host.port}
     worker = {key: value for key, value in told.items() if value is not None}
     short = host.address if len(worker) == 1 else worker
+    values: dict[str, Any]
     if not path.exists():
-        values = {"master": route_to(host.address).address, "workers": [short]}
+        values = {"master": route_to(host.address).address, "workers": []}
+    elif host.address in {one.address for one in load_hosts(path).all}:  # what is wrong in it is told
+        return False
     else:
-        hosts = load_hosts(path)  # what is wrong in it is told
         values = json.loads(path.read_text(encoding="utf-8-sig"))
-        if host.address not in {one.address for one in hosts.all}:
-            values["workers"].append(short)
+    values["workers"].append(short)
     write_atomically(path, json.dumps(values, indent=2) + "\n")
-    return path
+    return True

@@ -100,6 +100,7 @@ def test_from_an_unknown_machine_to_the_hosts_file(ssh_server, copying, tmp_path
     again = Terminal(tmp_path, *words)
     assert again.end() == 0 and "Are the two alike" not in again.seen and not copying.exists()
     assert json.loads((tmp_path / "distributed_hosts.json").read_text()) == hosts
+    assert "localhost stands there already" in again.seen
 
 
 def test_a_key_that_has_changed_is_refused(ssh_server, copying, tmp_path):
