@@ -52,15 +52,23 @@ def _slices(facts: Facts) -> Iterator[tuple[int, int]]:
         yield place, bits >> place * _WIDTH & (1 << _WIDTH) - 1
 
 
+SOUNDS_LIKE = "sounds like"
+
 LEAKED_AUDIO = Kind(
     name="audio in two parts",
     severity=Severity.ERROR,
     means="The recording is also in the validation or test set: the model is tested on what it has learned by heart.",
     remedy="Remove it from the set that is trained on.",
 )
+ALIKE_IN_TWO = Kind(
+    name="similar recording in two parts",
+    severity=Severity.WARNING,
+    means="One of another text in the validation or test set sounds the same: a copy, or words that are said alike.",
+    remedy="Listen to both. If it is a copy, remove it from the set that is trained on, and mend the text.",
+)
 
 
-@check(LEAKED_AUDIO, place=3)
+@check(LEAKED_AUDIO, ALIKE_IN_TWO, place=3)
 def find_leaked_audio(material: Material) -> Iterator[Finding]:
     for part in material.manifests:
         told: set[int] = set()
@@ -68,7 +76,9 @@ def find_leaked_audio(material: Material) -> Iterator[Finding]:
             for row, same, how in (*_same_files(material, part, other), *_same_sound(material, part, other)):
                 if row.sample.line not in told:
                     told.add(row.sample.line)
-                    yield of_row(LEAKED_AUDIO, row, f"{how} {same.place} ({other})")
+                    is_another = how == SOUNDS_LIKE and text_key(row.text) != text_key(same.text)
+                    what = f"{how} {same.place} ({other}){_texts(row, same)}"
+                    yield of_row(ALIKE_IN_TWO if is_another else LEAKED_AUDIO, row, what)
 
 
 def _same_files(material: Material, part: str, other: str) -> Iterator[tuple[Row, Row, str]]:
@@ -88,7 +98,7 @@ def _same_sound(material: Material, part: str, other: str) -> Iterator[tuple[Row
         if same := digests.get(facts.digest):
             yield row, same, "the same recording as"
         elif same := prints.like(facts):
-            yield row, same, "sounds like"
+            yield row, same, SOUNDS_LIKE
 
 
 SAME_AUDIO = Kind(

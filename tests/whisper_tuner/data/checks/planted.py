@@ -133,6 +133,12 @@ def _leaked_audio(copy: Copy) -> None:
     copy.row.update(copy.rows["test"][4] | {"id": "leaked", "speaker": "train"})
 
 
+def _alike_in_two(copy: Copy) -> None:
+    quieter = np.pad(0.5 * load_audio(copy.rows["test"][4]["audio_path"]), (3000, 0))
+    copy.record(quieter, name="planted.mp3")
+    copy.say("Meet me at the seaside.")
+
+
 def _leaked_text(copy: Copy) -> None:
     copy.say(copy.rows["test"][4]["transcription"].upper().rstrip("."))
 
@@ -179,6 +185,7 @@ DEFECTS: dict[str, tuple[str, Callable[[Copy], None]]] = {  # what is planted ->
     "the same samples": ("duplicate recording", _same_samples),
     "the same, re-encoded": ("near-duplicate recording", _re_encoded),
     "a clip of the test set": ("audio in two parts", _leaked_audio),
+    "a clip like one of the test set": ("similar recording in two parts", _alike_in_two),
     "a text of the test set": ("text in two parts", _leaked_text),
     "a speaker of the test set": ("speaker in two parts", _with("speaker", "test")),
     "one text six times": ("repeated text", _five_times),

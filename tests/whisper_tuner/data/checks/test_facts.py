@@ -124,7 +124,7 @@ def test_a_leak_is_told_also_where_another_clip_of_the_same_part_sounds_alike():
     known = {rows[name].sample.audio: facts(bits) for name, bits in prints.items()}
     material = Material(manifests=manifests, facts=known)
     assert [(found.id, found.what) for found in find_leaked_audio(material)] == [
-        ("first", "sounds like test.csv line 4 (test)"),
-        ("second", "sounds like test.csv line 4 (test)"),
+        ("first", "sounds like test.csv line 4 (test), whose text is 'tested'"),
+        ("second", "sounds like test.csv line 4 (test), whose text is 'tested'"),
     ]
     assert [found.id for found in find_duplicate_audio(material)] == ["second"]
