@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -96,14 +97,24 @@ class Chromium:
         elif event.get("method") == "Runtime.exceptionThrown":
             self.messages.append(event["params"]["exceptionDetails"]["text"])
 
-    def open(self, page: Path, *, width: int = 1280, scheme: str = "light", media: str = "") -> None:
-        """scheme: light or dark. media: `print`, or as on a screen."""
+    def go(self, address: str, *, width: int = 1280, scheme: str = "light", media: str = "") -> None:
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
         )
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", media=media, features=features)
-        self.call("Page.navigate", url=page.absolute().as_uri())
+        self.call("Page.navigate", url=address)
+
+    def wait(self, condition: str, seconds: float = 20.0) -> None:
+        """Until an expression in the page is true."""
+        until = time.monotonic() + seconds
+        while not self.value(f"Boolean({condition})"):
+            assert time.monotonic() < until, f"it stays false: {condition}"
+            time.sleep(0.05)
+
+    def open(self, page: Path, *, width: int = 1280, scheme: str = "light", media: str = "") -> None:
+        """scheme: light or dark. media: `print`, or as on a screen."""
+        self.go(page.absolute().as_uri(), width=width, scheme=scheme, media=media)
         loaded = "new Promise(done => document.readyState == 'complete' ? done(1) : addEventListener('load', done))"
         while self.value("location.protocol") != "file:":
             pass

@@ -22,7 +22,14 @@ ROOTS = {"cli_typer": ".", "wizard": ".", "multimac": ".", "distributed": ".", "
 # stand below the others (`exogym.config`), some on top of all (`exogym.trainer`).
 LAYERS = {
     "what is typed": ["cli_typer", "wizard"],
-    "what a person sees": ["multimac", "multimac.commands", "multimac.report", "multimac.view", "multimac.wizard"],
+    "what a person sees": [
+        "multimac",
+        "multimac.commands",
+        "multimac.report",
+        "multimac.view",
+        "multimac.watch",
+        "multimac.wizard",
+    ],
     "all together": [
         "distributed",
         "distributed.checkup.doctor",

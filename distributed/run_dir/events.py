@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, get_type_hints
 
 from exogym.config import kind_of
@@ -177,16 +178,23 @@ CHECKS: dict[Any, Callable[[Any], bool]] = {
 }
 
 
+@cache
+def fields_of(kind: str) -> tuple[tuple[str, bool, Callable[[Any], bool]], ...]:
+    """Return name, whether it may be missing, and check of each field that readers need of a type."""
+    needs = f"{COMMON} {TYPES[kind].needs if kind in TYPES else ''}".split()
+    return tuple((name := need.rstrip("?"), need.endswith("?"), CHECKS[HINTS[name]]) for need in needs)
+
+
 def event_of(written: Any) -> Event | None:
     """Return the event of a line's JSON; None if a field is missing, or is not as it should be."""
     if not isinstance(written, dict) or not isinstance(kind := written.get("type"), str):
         return None
     values: dict[str, Any] = {"written": written}
-    for need in f"{COMMON} {TYPES[kind].needs if kind in TYPES else ''}".split():
-        value: Any = written.get(name := need.rstrip("?"))
-        if value is None and need.endswith("?"):
+    for name, may_be_missing, check in fields_of(kind if kind in TYPES else ""):
+        value: Any = written.get(name)
+        if value is None and may_be_missing:
             continue
-        if not CHECKS[HINTS[name]](value):
+        if not check(value):
             return None
         values[name] = ExitStatus(value) if name == "status" else value
     return Event(**values)

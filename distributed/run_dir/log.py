@@ -49,15 +49,15 @@ def decoded(line: bytes) -> Event | None:
         return None
 
 
-def new_events(path: Path, start: int = 0) -> tuple[list[Event], int]:
+def new_events(path: Path, start: int = 0, most: int = -1) -> tuple[list[Event], int]:
     """Return the events from byte `start` on, and where to go on from. Lines that are no events are left out.
 
-    A half-written last line is left for the next call.
+    A half-written last line is left for the next call. most: bytes to read, -1 for all.
     """
     try:
         with path.open("rb") as file:
             file.seek(start)
-            data = file.read()
+            data = file.read(most)
     except FileNotFoundError:
         return [], start
     whole = data[: data.rfind(b"\n") + 1]
@@ -95,6 +95,18 @@ class RunEvents:
     attempts: list[Attempt] = field(default_factory=list)
     left_out: str = ""
 
+    def add(self, event: Event) -> None:
+        """Take the next line's event."""
+        if not self.attempts or self.begins(event):
+            self.attempts.append(Attempt())
+        last = self.attempts[-1]
+        (last.steps if event.type == "step" else last.others).append(event)
+
+    @staticmethod
+    def begins(event: Event) -> bool:
+        """Say whether a launcher has just started."""
+        return event.type == "phase" and "hosts" in event.written
+
     def of_type(self, *types: str) -> list[Event]:
         return [event for attempt in self.attempts for event in attempt.of_type(*types)]
 
@@ -111,12 +123,9 @@ def scan(path: Path) -> RunEvents:
         if event is None:
             unreadable.append(number)
             continue
-        if not found.attempts or (event.type == "phase" and "hosts" in event.written):  # a launcher has just started
-            if found.attempts and unreadable[-1:] == [number - 1]:
-                unreadable.pop()  # half a line, at which the launcher before it was killed
-            found.attempts.append(Attempt())
-        last = found.attempts[-1]
-        (last.steps if event.type == "step" else last.others).append(event)
+        if found.attempts and found.begins(event) and unreadable[-1:] == [number - 1]:
+            unreadable.pop()  # half a line, at which the launcher before it was killed
+        found.add(event)
     if not found.attempts and (unreadable or cut_short):
         raise ValueError(f"{path.name} holds no event that can be read")
     if unreadable:

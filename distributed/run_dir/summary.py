@@ -32,6 +32,7 @@ Points = tuple[tuple[float, float], ...]
 class HostFigures:
     """One rank. `communicating` and `waiting` (for batches; seconds) are None where events do not tell.
 
+    seconds: of its steps, exchanges in them included.
     memory: the most bytes that were held after a step: the accelerator's, or of a rank on the CPU its resident size.
     """
 
@@ -40,6 +41,7 @@ class HostFigures:
     steps: int = 0
     clips: int = 0
     clips_per_s: float | None = None
+    seconds: float = 0.0
     communicating: float | None = None
     waiting: float | None = None
     bytes: int = 0
@@ -48,9 +50,10 @@ class HostFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """(step, value); losses and rates are means over the ranks."""
+    """(step, value); losses and rates are means over the ranks. of_hosts: a rank's own losses, by its name."""
 
     loss: Points = ()
+    of_hosts: dict[str, Points] = field(default_factory=dict)
     validation: Points = ()
     lr: Points = ()
 
@@ -126,9 +129,14 @@ def read_run(run_dir: Path, *, only_asked: bool = False) -> RunSummary:
     return read_history(run_dir, only_asked=only_asked)[0]
 
 
-def read_history(run_dir: Path, *, only_asked: bool = False, ended: bool = False) -> tuple[RunSummary, RunEvents]:
-    """Do the same, and return the events it was made of. ended: the launcher, if it lives, has said its last word."""
-    events = RunEvents()
+def read_history(
+    run_dir: Path, *, only_asked: bool = False, ended: bool = False, read: RunEvents | None = None
+) -> tuple[RunSummary, RunEvents]:
+    """Do the same, and return the events it was made of.
+
+    ended: the launcher, if it lives, has said its last word. read: all events, by one who has them already.
+    """
+    events = read or RunEvents()
     size, changed = 0, 0.0
     if not only_asked:
         with contextlib.suppress(OSError):
@@ -137,7 +145,8 @@ def read_history(run_dir: Path, *, only_asked: bool = False, ended: bool = False
     known["created"] = date_in(run_dir.name) or changed  # where run.json does not tell
     try:
         known |= _asked(run_dir)
-        events = events if only_asked else scan(run_dir / "events.jsonl")
+        if not only_asked and read is None:
+            events = scan(run_dir / "events.jsonl")
         state, message = _state(run_dir, events.attempts, ended=ended)
         known |= _on_disk(run_dir, events) | figures(events)
         if message.startswith(NOT_EVALUATED) and known["wer_after"] is not None:  # somebody has measured it since
@@ -249,9 +258,11 @@ def figures(events: RunEvents) -> dict[str, Any]:
     all_steps = [step for attempt in events.attempts for step in attempt.steps]
     seconds = sum(attempt.seconds for attempt in events.attempts)
     named = [name for event in events.of_type("phase") for name in event.hosts]
+    kept = _by_host(steps)
+    by_host = [(_by_host(attempt.steps), _by_host(attempt.others)) for attempt in events.attempts]
     hosts = [
-        _host(name, events.attempts, steps)
-        for name in dict.fromkeys([*named, *(step.host or "" for step in all_steps)])
+        _host(name, [Attempt(one.get(name, []), more.get(name, [])) for one, more in by_host], kept.get(name, []))
+        for name in dict.fromkeys([*named, *(name for one, _ in by_host for name in one)])
     ]
     planned = [event for event in others if event.type == "plan"] or events.of_type("start")
     measured = {event.when: event for event in others if event.type == "evaluation"}
@@ -277,6 +288,10 @@ def figures(events: RunEvents) -> dict[str, Any]:
         "per_host": tuple(hosts),
         "curves": Curves(
             loss=_means((step.step, step.loss) for step in steps),
+            of_hosts={
+                name: tuple((float(step.step), step.loss) for step in own if step.loss is not None)
+                for name, own in kept.items()
+            },
             lr=_means((step.step, step.lr) for step in steps),
             validation=_means((event.step, event.loss) for event in others if event.type == "validation"),
         ),
@@ -311,13 +326,17 @@ def _apart(attempts: Sequence[Attempt]) -> Counter[tuple[str, str]]:
     return found
 
 
-def _host(name: str, attempts: Sequence[Attempt], counted: Sequence[Event]) -> HostFigures:
-    """Return the figures of one rank. counted: steps of all ranks, without those that a resumed run made again."""
-    own = [
-        Attempt(*([event for event in events if event.host == name] for events in (attempt.steps, attempt.others)))
-        for attempt in attempts
-    ]
+def _by_host(events: Iterable[Event]) -> dict[str, list[Event]]:
+    found: dict[str, list[Event]] = {}
+    for event in events:
+        found.setdefault(event.host or "", []).append(event)
+    return found
+
+
+def _host(name: str, own: Sequence[Attempt], kept: Sequence[Event]) -> HostFigures:
+    """Return the figures of one rank from its own events. kept: its steps that no resumed run has made again."""
     steps = [step for attempt in own for step in attempt.steps]
+    seconds = sum(step.seconds for step in steps)
     devices = [event.device for attempt in own for event in attempt.of_type("start")]
     exchanged = [_exchanged(attempt) for attempt in own]
     told = [seconds for _, seconds in exchanged if seconds is not None]
@@ -325,9 +344,10 @@ def _host(name: str, attempts: Sequence[Attempt], counted: Sequence[Event]) -> H
     return HostFigures(
         name=name,
         device=devices[-1] if devices else "",
-        steps=sum(step.host == name for step in counted),
-        clips=sum(step.samples for step in counted if step.host == name),
-        clips_per_s=_rate(steps, sum(step.seconds for step in steps)),
+        steps=len(kept),
+        clips=sum(step.samples for step in kept),
+        clips_per_s=_rate(steps, seconds),
+        seconds=seconds,
         communicating=sum(told) if told else None,
         waiting=sum(waited) if waited else None,
         bytes=sum(sent for sent, _ in exchanged),
@@ -363,8 +383,9 @@ def _exchanged(attempt: Attempt) -> tuple[int, float | None]:
 
 def _means(values: Iterable[tuple[int, float | None]]) -> Points:
     """Return the mean of each step's values."""
-    by_step: dict[int, list[float]] = {}
+    by_step: dict[int, tuple[float, int]] = {}
     for step, value in values:
         if value is not None:
-            by_step.setdefault(step, []).append(value)
-    return tuple((float(step), sum(found) / len(found)) for step, found in sorted(by_step.items()))
+            total, count = by_step.get(step, (0.0, 0))
+            by_step[step] = total + value, count + 1
+    return tuple((float(step), total / count) for step, (total, count) in sorted(by_step.items()))

@@ -30,11 +30,15 @@ FAULTS = {"lost", "paused", "orphaned", "apart", "reached", "generation", "resum
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One host of a run. share: of all clips, in per cent. lost: how often, and for how long; "" if never."""
+    """One host of a run. share: of all clips, in per cent. lost: how often, and for how long; "" if never.
+
+    spent: its time on computing, in exchanges (which wait for the others), and waiting for data, in per cent.
+    """
 
     figures: HostFigures
     share: float
     lost: str
+    spent: tuple[float, float, float] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,12 @@ def charts_of(run: RunSummary, events: RunEvents) -> list[Chart]:
     loss = run.curves.validation
     validation = Curve(name="validation", told="validation loss", style="validation", points=loss, dots=True)
     rate = Curve(name="learning rate", told="learning rate", style="rate", points=run.curves.lr)
-    found = [chart("Loss", [training, validation], breaks), chart("Learning rate", [rate], breaks)]
+    own = [
+        Curve(name="each host", told="", style="own", points=points)
+        for points in run.curves.of_hosts.values()
+        if len(run.curves.of_hosts) > 1
+    ]
+    found = [chart("Loss", [*own, training, validation], breaks), chart("Learning rate", [rate], breaks)]
     return [each for each in found if each]
 
 
@@ -60,9 +69,17 @@ def hosts_of(run: RunSummary) -> list[Host]:
             figures=host,
             share=100 * host.clips / total if total else 0.0,
             lost=run.lost.get(host.name, ""),
+            spent=_spent(host),
         )
         for host in run.per_host
     ]
+
+
+def _spent(host: HostFigures) -> tuple[float, float, float] | None:
+    exchange, data = host.communicating or 0.0, host.waiting or 0.0
+    parts = max(0.0, host.seconds - exchange), exchange, data
+    total = sum(parts)
+    return (100 * parts[0] / total, 100 * parts[1] / total, 100 * parts[2] / total) if total else None
 
 
 def faults_of(events: RunEvents, private: Private) -> tuple[list[Fault], int]:
@@ -91,7 +108,7 @@ def faults_of(events: RunEvents, private: Private) -> tuple[list[Fault], int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """told: what it is called in a sentence. `style` is a class of the page's CSS. dots: its points are marked."""
+    """told: what it is called in a sentence, "" to leave it out. `style` is a class of the page's CSS. dots: its points are marked."""
 
     name: str
     told: str
@@ -147,7 +164,7 @@ def chart(title: str, curves: Sequence[Curve], breaks: Sequence[int] = ()) -> Ch
     for curve in curves:
         (first, begin), (last, end) = curve.points[0], curve.points[-1]
         to = f" and {end:.3g} at step {last:.15g}" if len(curve.points) > 1 else ""
-        told.append(f"The {curve.told} was {begin:.3g} at step {first:.15g}{to}.")
+        told += [f"The {curve.told} was {begin:.3g} at step {first:.15g}{to}."] if curve.told else []
         pieces = []
         for begins, ends in itertools.pairwise([-math.inf, *breaks, math.inf]):
             if piece := [point for point in curve.points if begins <= point[0] < ends]:

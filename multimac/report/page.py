@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -32,6 +33,7 @@ from whisper_tuner.text import counted, duration, size
 from .asked import METHODS, data_of, read_asked, settings_of
 from .happened import charts_of, faults_of, hosts_of
 from .measured import NAMES, Clip, Test, tests_of
+from .timeline import timeline_of
 from .template import MOST_BYTES, Player, Players, Private, moment, rendered, told_as_run_error
 
 WORST_CLIPS = 20
@@ -42,6 +44,13 @@ FLAGS = {  # of predictions.csv
     "repetition": "repeats itself",
     "hallucination": "far more than was said",
     "too-short": "far less than was said",
+}
+LANES = {
+    "starting": "starting, loading, coming back",
+    "training": "training",
+    "lost": "lost",
+    "away": "left out, or paused",
+    "evaluating": "measuring WER",
 }
 COMMAND = "multimac"
 
@@ -76,16 +85,23 @@ def write_report(found: dict[str, Any], out: Path | None = None) -> Path:
 
 
 def html_of(found: dict[str, Any]) -> str:
-    return rendered("page.html", **found, signs=SIGNS, flags=FLAGS)
+    return rendered("page.html", **found)
 
 
-def contents(run_dir: Path, *, ended: bool = False, sound: int = MOST_BYTES) -> dict[str, Any]:
+def contents(
+    run_dir: Path,
+    *,
+    ended: bool = False,
+    sound: int = MOST_BYTES,
+    read: RunEvents | None = None,
+    tests: Sequence[Tested] | None = None,
+) -> dict[str, Any]:
     """Gather what a run's folder tells, by the names that page.html has for it.
 
-    ended: as in read_history. sound: the most bytes of recordings.
+    ended, read: as in read_history. sound: the most bytes of recordings. tests: as they were found before.
     """
     run_dir = run_dir.absolute()
-    run, events = read_history(run_dir, ended=ended)
+    run, events = read_history(run_dir, ended=ended, read=read)
     asked = read_asked(run)
     run = _completed(run, asked)
     manifests = asked.get("manifests")
@@ -93,7 +109,8 @@ def contents(run_dir: Path, *, ended: bool = False, sound: int = MOST_BYTES) -> 
     folders = [Path(name).parent for name in named if isinstance(name, str) and name.startswith("/")]
     private = Private([run_dir, run_dir.parent, PROJECT, Path.home(), *folders])
     players = Players([Path(), run_dir, PROJECT], sound)
-    tests = [_tested(run, test, players) for test in tests_of(run, WORST_CLIPS)]
+    if tests is None:
+        tests = [_tested(run, test, players) for test in tests_of(run, WORST_CLIPS)]
     faults, faults_left_out = faults_of(events, private)
     data, own_test = data_of(run, asked), Path(run.test).name if run.test else None
     for own in [one.test for one in tests if one.test.name == own_test and one.test.clips][:1]:
@@ -110,10 +127,14 @@ def contents(run_dir: Path, *, ended: bool = False, sound: int = MOST_BYTES) -> 
         "tests": tests,
         "missing": _missing(run, tests, max((event.time for event in events.of_type("model")), default=0.0)),
         "hosts": hosts_of(run),
+        "timeline": timeline_of(events, time.time() if run.state == RUNNING else None),
         "faults": faults,
         "faults_left_out": faults_left_out,
         "versions": _versions(run, events),
         "without_sound": sum(not heard.player.address for tested in tests for heard in tested.heard),
+        "signs": SIGNS,
+        "flags": FLAGS,
+        "kinds": LANES,
     }
 
 

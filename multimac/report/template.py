@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import io
 import itertools
 import re
@@ -52,16 +53,29 @@ class Private:
         return _TOP.sub("", _FOLDERS.sub("", text))
 
 
-def rendered(template: str, **values: object) -> str:
-    """Fill in a template, which escapes all texts; half a character, which JSON may hold, is no UTF-8."""
-    pages = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+@functools.cache
+def pages() -> Environment:
+    """Return all templates: those of reports, and the live page's."""
+    folders = [HERE, HERE.parent / "watch"]
+    made = Environment(
+        loader=FileSystemLoader(folders),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    pages.filters |= {"number": number, "duration": duration, "size": size, "hours": hours, "percent": percent}
-    style = Markup((HERE / "page.css").read_text(encoding="utf-8"))
-    written = moment(time.time()) + time.strftime(" %z")
-    page = pages.get_template(template).render(**values, style=style, written=written)
-    return page.encode("utf-8", "replace").decode("utf-8")
+    made.filters |= {"number": number, "duration": duration, "size": size, "hours": hours, "percent": percent}
+    made.globals["live"] = False
+    made.globals["style"] = Markup((HERE / "page.css").read_text(encoding="utf-8"))
+    return made
+
+
+def rendered(template: str, *, block: str = "", **values: object) -> str:
+    """Fill in a template or a block of it. Texts are escaped; half a character, which JSON may hold, is no UTF-8."""
+    values["written"] = moment(time.time()) + time.strftime(" %z")
+    page = pages().get_template(template)
+    text = "".join(page.blocks[block](page.new_context(values))) if block else page.render(**values)
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 @contextlib.contextmanager

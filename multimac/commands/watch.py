@@ -1,0 +1,49 @@
+"""`multimac watch`: a run as a live page in the browser of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import webbrowser
+from typing import Annotated
+
+from typer import Option
+
+from distributed.run_dir.find import find_run
+from multimac.view.models import folders_of
+from whisper_tuner.errors import ConfigError, ExitStatus
+
+from .options import CONFIG, Config, Run, RunsDir, command
+
+
+@command("watch")
+def watch(
+    run: Run = "last",
+    port: Annotated[int, Option(help="Port of 127.0.0.1. [default: a free one]", show_default=False, max=65535)] = 0,
+    browser: Annotated[bool, Option("--browser/--no-browser", help="Open the page.")] = True,
+    stay: Annotated[
+        bool, Option("--stay/--until-unwatched", help="Also when the run has ended, and nobody looks.")
+    ] = True,
+    runs_dir: RunsDir = None,
+    config: Config = CONFIG,
+) -> ExitStatus:
+    """Show a run as a live page in the browser: curves, hosts, faults; stop it, or leave a host out."""
+    run_dir = find_run(run, folders_of(config, runs_dir)).absolute()
+    from multimac.watch.server import Watch
+
+    try:
+        page = Watch(run_dir, port, stays=stay)
+    except OSError as error:
+        raise ConfigError(f"port {port}: {error.strerror}", remedy="Leave --port out: a free one is taken.") from None
+    print(f"{run_dir.name}: {page.address}", flush=True)
+    print("Whoever has this address can stop the run. Ctrl-C ends the page, and not the run.", flush=True)
+    remote = "SSH_CONNECTION" in os.environ
+    if remote:
+        place = page.host.partition(":")[2]
+        print(f"From the machine you sit at: ssh -L {place}:{page.host} THIS_MACHINE, then open the address there.")
+    elif browser and (sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ)):
+        webbrowser.open(page.address)  # elsewhere it might start one that takes over this terminal
+    with contextlib.suppress(KeyboardInterrupt):
+        page.run()
+    return ExitStatus.OK

@@ -1,0 +1,148 @@
+"""Follows a run's folder, and keeps the parts of its page up to date."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from distributed.run_dir.events import Event
+from distributed.run_dir.folder import is_running
+from distributed.run_dir.log import RunEvents, new_events
+from distributed.run_dir.run_view import HostView, RunView
+from distributed.run_dir.summary import RUNNING
+from multimac.report.page import contents
+from multimac.report.template import moment, rendered
+from multimac.report.timeline import KINDS
+from whisper_tuner.text import duration, size
+
+PARTS = ("head", "now", "curves", "hosts", "faults", "wer", "what", "data", "versions", "foot")  # from the top
+LINES = 6  # of what happened last
+# The report's parts are made anew from all events. That takes longer the longer a run is, and gets its part of a core.
+EVERY_S, SHARE = 2.0, 0.01
+PIECE = 1 << 22  # bytes of events
+PHASES = {"start": "starting", "evaluate": "measuring WER"}
+UNUSED = {"commit", "machine", "preparing"}  # many, and no figure of a report is made of them
+
+
+class LiveRun:
+    """What the page shows of one run; `look` is to be called about once a second, while somebody looks on."""
+
+    def __init__(self, run_dir: Path):
+        self.run_dir = run_dir
+        self.parts: dict[str, str] = {}  # HTML by name
+        self.has_ended = False
+        self._position, self._read, self._view = 0, RunEvents(), RunView()
+        self._lines: deque[tuple[str, str]] = deque(maxlen=LINES)
+        self._found: dict[str, Any] = {}
+        self._due = 0.0
+        self._measured = -1
+
+    def look(self) -> None:
+        """Read what is new, and make the parts anew that may have changed."""
+        going_on = is_running(self.run_dir)  # before the events are read: what it says last is among them then
+        if not self._read_events() and self.has_ended and not going_on:
+            return
+        began = time.monotonic()
+        if began >= self._due or not going_on or self.has_ended:
+            self._found = self._contents(going_on)
+            self.parts = {part: rendered("page.html", block=part, **self._found) for part in PARTS if part != "now"}
+            self._due = time.monotonic() + max(EVERY_S, (time.monotonic() - began) / SHARE)
+        self.has_ended = not going_on
+        self.parts = {**self.parts, "now": rendered("now.html", **self._now())}
+
+    def _read_events(self) -> bool:
+        """Take all that is new, in pieces: the whole of a long run would be large. Say whether there was anything."""
+        begun = self._position
+        while True:
+            events, end = new_events(self.run_dir / "events.jsonl", self._position, PIECE)
+            if end == self._position:
+                return end > begun
+            self._position = end
+            for event in events:
+                self._take(event)
+
+    def _take(self, event: Event) -> None:
+        self._view.take(event)
+        self._lines += [(moment(event.time), line) for line in self._view.lines]
+        self._view.lines.clear()
+        if event.type == "step":
+            event.written.clear()  # half of the memory, and of no use to a report
+        if event.type not in UNUSED:
+            self._read.add(event)
+
+    def _contents(self, going_on: bool) -> dict[str, Any]:
+        """Gather what the report has. What was measured, with its recordings, is only read again once there is more."""
+        measured = len(self._read.of_type("evaluation")) + (not going_on)
+        tests = self._found["tests"] if measured == self._measured else None if measured else []
+        self._measured = measured
+        found = contents(self.run_dir, read=self._read, tests=tests)
+        return found | {"live": True}
+
+    def _now(self) -> dict[str, Any]:
+        """Gather what changes with every step."""
+        view = self._view
+        hosts = list(view.hosts.values())
+        training = [host for host in hosts if host.state == "training"]
+        speed = sum(host.speed or 0.0 for host in training)
+        lefts = [host.remaining for host in training if host.remaining is not None]
+        clips = [one for one in self._found["data"] if one.kind == "training" and one.clips]
+        seconds_a_clip = clips[0].hours * 3600 / clips[0].clips if clips and clips[0].hours else 0.0
+        step, steps = max((h.step for h in hosts), default=0), max((h.total_steps for h in hosts), default=0)
+        return {
+            "going_on": self._found["run"].state == RUNNING and not self.has_ended,
+            "phase": view.progress or ("training" if training else PHASES.get(view.phase, view.phase)),
+            "step": step,
+            "steps": steps,
+            "epoch": max((host.epoch for host in hosts), default=0),
+            "left": max(lefts) if lefts else None,
+            "speed": speed,
+            "times_real": speed * seconds_a_clip,
+            "cards": [_card(host) for host in hosts],
+            "lines": [(when[11:], line) for when, line in self._lines],
+        }
+
+
+def _card(host: HostView) -> dict[str, Any]:
+    state = host.state.partition(",")[0]
+    return {
+        "name": host.name,
+        "state": host.state,
+        "kind": KINDS.get(state, "starting"),
+        "step": host.step,
+        "steps": host.total_steps,
+        "readings": _readings(host),
+    }
+
+
+def _readings(host: HostView) -> list[tuple[str, str]]:
+    """Tell the figures of a host that are known now."""
+    told = {
+        "loss": f"{host.loss:.3f}" if host.loss is not None else "",
+        "clips/s": f"{host.speed:.1f}" if host.speed else "",
+        "round": f"{host.round:,}" if host.round else "",
+        "sent": size(host.sent) if host.sent else "",
+        "left": duration(host.remaining),
+        "device": host.device,
+    }
+    if machine := host.machine:
+        told |= {
+            "processor": _percent(machine.cpu),
+            "GPU": _percent(machine.gpu),
+            "memory": f"{size(machine.memory_used)} of {size(machine.memory_total)}" if machine.memory_total else "",
+            "temperature": f"{machine.temperature:.0f} °C" if machine.temperature else "",
+            "heat": machine.thermal,
+            "power": _power(machine),
+        }
+    return [(label, value) for label, value in told.items() if value]
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f} %"
+
+
+def _power(machine: Event) -> str:
+    if machine.battery is None:
+        return ""
+    return f"battery {machine.battery:.0f} %, {'on mains' if machine.on_mains else 'not on mains'}"

@@ -1,0 +1,154 @@
+"""The live page of a run: what it shows is what the report shows, and only its own page can tell it something."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from chromium import PROGRAM, Chromium
+
+from multimac.report.page import contents
+from multimac.report.template import rendered
+from multimac.watch.live import PARTS, LiveRun
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
+from made_run import BEGUN, MadeRun
+
+PROJECT = Path(__file__).parents[3]
+HOSTS = ("a.local", "<b>b.local")
+
+
+@pytest.fixture
+def made(tmp_path) -> MadeRun:
+    made = MadeRun(tmp_path)
+    made.begin(HOSTS, total=40)
+    made.steps(range(1, 11), HOSTS, validate=5)
+    made.tell("lost", 10.5, host=HOSTS[1], reason="<script>alert(1)</script>", given_up=False)
+    return made
+
+
+class Running:
+    """Holds a run's lock, as its launcher would; its pid is that of a process that can be stopped."""
+
+    def __init__(self, path: Path):
+        self.launcher = subprocess.Popen(["sleep", "600"])
+        self._handle = os.open(path / "lock", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(self._handle, fcntl.LOCK_EX)
+        os.write(self._handle, f"{self.launcher.pid}\n".encode())
+
+    def end(self) -> None:
+        os.close(self._handle)
+        self.launcher.kill()
+        self.launcher.wait()
+
+
+@pytest.fixture
+def running(made):
+    running = Running(made.write(hosts=HOSTS))
+    yield running
+    running.end()
+
+
+@pytest.fixture
+def address(made, running):
+    """Of a `multimac watch` on this run."""
+    command = [sys.executable, str(PROJECT / "cli_typer.py"), "watch", str(made.path), "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1) as watch:
+        yield re.search(r"http://\S+", watch.stdout.readline())[0]
+        watch.terminate()
+        watch.wait(timeout=10)
+
+
+def write(made: MadeRun) -> None:
+    (made.path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in made.events))
+
+
+def ask(address: str, path: str = "", body: dict | None = None, **headers: str) -> tuple[int, str]:
+    base, _, query = address.partition("/?")
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"{base}/{path}?{query}", data, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_at_the_end_it_is_the_report_whatever_was_shown_on_the_way(made, running):
+    live = LiveRun(made.path)
+    live.look()
+    assert "Leave it out" in live.parts["now"] and "&lt;b&gt;b.local" in live.parts["now"]
+    made.tell("back", 11, host=HOSTS[1])
+    made.steps(range(11, 41), HOSTS, validate=10)
+    write(made)
+    live.look()
+    assert "step 40 of 40" in live.parts["now"]
+    made.end()
+    write(made)
+    running.end()
+    live.look()
+    found = contents(made.path) | {"live": True}
+    for part in PARTS:
+        assert live.parts[part].strip() == ("" if part == "now" else rendered("page.html", block=part, **found).strip())
+    running.launcher = subprocess.Popen(["true"])
+    running._handle = os.open(os.devnull, os.O_RDONLY)
+
+
+def test_while_it_runs_its_figures_are_those_of_a_report_written_now(made, running):
+    live = LiveRun(made.path)
+    live.look()
+    report = contents(made.path)
+    assert live.parts["curves"] == rendered("page.html", block="curves", **report)
+    assert live.parts["hosts"] == rendered("page.html", block="hosts", **report)
+
+
+def test_who_has_no_token_or_comes_from_another_page_is_refused(made, address):
+    base, token = address.split("/?token=")
+    ours, stop = {"Origin": base}, {"what": "stop"}
+    assert ask(address)[0] == 200
+    assert ask(f"{base}/?token=x")[0] == ask(f"{base}/?", "parts")[0] == 403
+    assert ask(address, Host="evil.example")[0] == 403
+    assert ask(address, "do", stop, Origin="http://evil.example")[0] == ask(address, "do", stop)[0] == 403
+    assert ask(f"{base}/?token=x", "do", stop, **ours)[0] == 403
+    for body in ({}, {"what": "rm"}, {"what": "away", "host": 1, "away": True}, ["stop"], {"what": "x" * 9999}):
+        assert ask(address, "do", body, **ours)[0] == 400, body
+    assert ask(address, "do", {"what": "away", "host": "nobody", "away": True}, **ours)[0] == 409
+
+
+def test_stop_reaches_the_launcher(made, running, address):
+    base = address.split("/?")[0]
+    assert ask(address, "do", {"what": "stop"}, Origin=base) == (200, "Stopping")
+    assert running.launcher.wait(timeout=5) == -15
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium")
+def test_in_a_browser_it_moves_fits_and_says_when_nobody_serves_it(made, running, tmp_path):
+    command = [sys.executable, str(PROJECT / "cli_typer.py"), "watch", str(made.path), "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch, Chromium(tmp_path / "b") as browser:
+        address = re.search(r"http://\S+", watch.stdout.readline())[0]
+        for width in (390, 768, 1440):
+            browser.go(address, width=width)
+            browser.wait("document.querySelectorAll('.cards li').length == 2")
+            assert browser.value("document.documentElement.scrollWidth") <= width
+        assert browser.messages == []
+        browser.value("document.querySelector('button[data-host=\"a.local\"]').focus()")
+        made.steps(range(11, 13), HOSTS)
+        write(made)
+        browser.wait("document.querySelector('[data-part=now]').textContent.includes('step 12 of 40')")
+        assert browser.value("document.activeElement.dataset.host") == "a.local"
+        browser.value("document.activeElement.click()")
+        browser.wait("document.body.textContent.includes('Leaves at the end of its round')")
+        assert json.loads((made.path / "away.json").read_text()) == {"hosts": ["a.local"]}
+        watch.kill()
+        browser.wait("!document.getElementById('cut-off').hidden")
+        assert not select.select([watch.stdout], [], [], 0)[0] or "Traceback" not in watch.stdout.read()
+        assert BEGUN
