@@ -108,7 +108,7 @@ def faults_of(events: RunEvents, private: Private) -> tuple[list[Fault], int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """told: what it is called in a sentence, "" to leave it out. `style` is a class of the page's CSS. dots: its points are marked."""
+    """told: what it is called in a sentence, or "". style: a class of the page's CSS. dots: its points are marked."""
 
     name: str
     told: str

@@ -33,8 +33,8 @@ from whisper_tuner.text import counted, duration, size
 from .asked import METHODS, data_of, read_asked, settings_of
 from .happened import charts_of, faults_of, hosts_of
 from .measured import NAMES, Clip, Test, tests_of
-from .timeline import timeline_of
 from .template import MOST_BYTES, Player, Players, Private, moment, rendered, told_as_run_error
+from .timeline import timeline_of
 
 WORST_CLIPS = 20
 CLOCKS_APART_S = 2.0  # a file's time and an event's may be rounded differently

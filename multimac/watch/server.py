@@ -150,7 +150,7 @@ class Watch:
         return PlainTextResponse(said, headers=RULES)
 
     def _act(self, asked: dict) -> str:
-        """Do what a button asks for; return what it says from then on. Raises TunerError, and ValueError and the like."""
+        """Do what a button asks for; return what it says from then on. Raises TunerError, ValueError and the like."""
         run_dir = self.live.run_dir
         pid = launcher_pid(run_dir)
         if pid is None:
