@@ -72,7 +72,7 @@ def read_events(path: Path, start: int = 0) -> tuple[list[dict], int]:
 
 @dataclass
 class Attempt:
-    """The events that one launcher wrote; a resumed run has several attempts."""
+    """The events that one launcher wrote, without readings of machines; a resumed run has several attempts."""
 
     steps: list[Event] = field(default_factory=list)
     others: list[Event] = field(default_factory=list)
@@ -116,6 +116,8 @@ def scan(path: Path) -> RunEvents:
                 unreadable.pop()  # half a line, at which the launcher before it was killed
             found.attempts.append(Attempt())
         last = found.attempts[-1]
+        if event.type == "machine":  # as many as steps, and of no interest once a run is over
+            continue
         (last.steps if event.type == "step" else last.others).append(event)
     if not found.attempts and (unreadable or cut_short):
         raise ValueError(f"{path.name} holds no event that can be read")
