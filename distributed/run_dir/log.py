@@ -37,6 +37,11 @@ class EventLog:
             if error.errno not in DISK:
                 raise
 
+    @property
+    def is_full(self) -> bool:
+        """Tell whether the disk has not taken all that was told."""
+        return bool(self._waiting)
+
     def close(self) -> None:
         self._file.close()
 
