@@ -15,6 +15,7 @@ from whisper_tuner.files import expanded
 
 INHERITED = ("model", "dataset")  # kinds of sections that a profile is made of
 KINDS = (*INHERITED, "profile", "distributed")
+OF_RUNS = ("notify",)  # keys that any section may have, though they belong to no profile: see distributed/plan/job.py
 SIZES = "tiny tiny.en base base.en small small.en medium medium.en large large-v2 large-v3 large-v3-turbo"
 WHISPERS = [f"openai/whisper-{size}" for size in SIZES.split()]  # all that OpenAI has on the hub
 HEADER = re.compile(r"^(?=\[)", re.MULTILINE)
@@ -265,6 +266,9 @@ class Resolved:
         values = {key: value for key, value in self.values.items() if key in keys}
         return Resolved(self.name, values, {key: self.origin[key] for key in values if key in self.origin})
 
+    def without(self, keys: Collection[str]) -> Resolved:
+        return self.only(self.values.keys() - {*keys})
+
 
 UNCHANGED = Resolved("", {}, {})
 TAKEN_OUT = {("audio_context", "pack")}  # settings and values that an older config.ini may have
@@ -360,7 +364,8 @@ class ConfigFile:
         return Resolved(name, values, {key: place for layer in layers for key, place in layer.origin.items()})
 
     def profile(self, name: str) -> Profile:
-        return self.build(Profile, self.profile_values(name), f"profile:{name}")
+        values = self.profile_values(name)
+        return self.build(Profile, values.without(OF_RUNS), f"profile:{name}")
 
     def build(self, cls, resolved: Resolved, section: str):
         """Return an instance of the settings dataclass `cls` from text. Raises ConfigError naming line and key."""

@@ -28,6 +28,7 @@ from distributed.ssh.machine import on_each
 from whisper_tuner.errors import ExitStatus, TunerError
 from whisper_tuner.text import harmless
 
+from .notify import Notifier
 from .spawner import HostSpawner, LocalSpawner, Spawner
 from .training import Meeting, Refused, Training
 
@@ -42,7 +43,9 @@ class Launcher:
     def __init__(self, run_dir: Path, *, resume: bool = False, report: str = ""):
         self.run_dir, self.resume, self._report = run_dir, resume, report
         self.launch = Launch.load(run_dir)
-        self.events = EventLog(run_dir / "events.jsonl")
+        events = EventLog(run_dir / "events.jsonl")
+        self._notifier = Notifier(events, self.launch.notify, self.launch.run_id) if self.launch.notify else None
+        self.events = self._notifier or events
         self._interrupts = 0
         self._trained = self._at_once = False
 
@@ -55,12 +58,13 @@ class Launcher:
     def run(self) -> ExitStatus:
         status, message = self._outcome()
         self.events({"type": "end", "status": int(status), "message": message})
-        if self._report:  # whatever becomes of it, the run has ended as it has
-            self._trained = True  # a signal from here on means: now
-            with contextlib.suppress(KeyboardInterrupt):
-                longest_s = REPORT_AT_ONCE_S if self._at_once else REPORT_S
-                if event := report_event(self._report, self.run_dir, longest_s):
-                    self.events(event)
+        self._trained = True  # a signal from here on means: now
+        with contextlib.suppress(KeyboardInterrupt):  # whatever becomes of these, the run has ended as it has
+            longest_s = REPORT_AT_ONCE_S if self._at_once else REPORT_S
+            if self._report and (event := report_event(self._report, self.run_dir, longest_s)):
+                self.events(event)
+            if self._notifier:
+                self._notifier.close()
         return status
 
     def _outcome(self) -> tuple[ExitStatus, str]:

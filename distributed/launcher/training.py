@@ -159,10 +159,13 @@ class Training:
     def _hear(self, worker: Worker, event: dict) -> None:
         """React to a worker's event. Raises KeyError and the like for one that lacks what it must have."""
         kind = event["type"]
-        if kind == "listens":  # this and the next come from a thread that says nothing about what the rank is at
+        if kind == "listens":  # this and the next two come from threads that say nothing about what the rank is at
             return self._on_listens(worker, event)
         if kind == "reach":
             return self._on_reach(worker, event)
+        told = {**event, "host": worker.name, "rank": worker.spawner.rank}
+        if kind == "machine":
+            return self._events(told)
         self._pace.moved(worker.name, self.group.now)
         # From "exchange" until the vote after it weights are on this worker's link. Hidden rounds train meanwhile.
         worker.is_busy_link = kind == "exchange" or (worker.is_busy_link and kind in ("step", "checkpoint"))
@@ -183,7 +186,7 @@ class Training:
             if kind == "hello":
                 worker.hello = event
                 self._compare(worker, event)
-            self._events({**event, "host": worker.name, "rank": worker.spawner.rank})
+            self._events(told)
 
     # Where they reach this machine, and each other.
 

@@ -11,7 +11,7 @@ from typing import Any
 from exogym.config import nearest, setting, validate
 from exogym.errors import SettingError
 from exogym.strategy import STRATEGIES, StrategyConfig, strategy_config
-from whisper_tuner.config import INHERITED, ConfigFile, Profile, Resolved, set_by_hand
+from whisper_tuner.config import INHERITED, OF_RUNS, ConfigFile, Profile, Resolved, set_by_hand
 from whisper_tuner.data.formats.layouts import with_siblings
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import ConfigError
@@ -40,6 +40,12 @@ class Distribution:
     min_hosts: int = setting(1, "with fewer hosts a run pauses until others are back", low=1, example="2")
     round_timeout_s: float = setting(
         120.0, "seconds before a slow host may be given up; rounds may take longer", low=5.0, example="300"
+    )
+    notify: str | None = setting(
+        None,
+        "told of a run's end, of a host that stays away, of a problem: desktop, or a command that gets the message as "
+        "its last argument. May also stand in [DEFAULT] or a profile; never sent to hosts (lost-hosts.md)",
+        example="desktop",
     )
 
     def __post_init__(self) -> None:
@@ -114,13 +120,15 @@ def resolve(config: ConfigFile, name: str, *, strategy: str = "diloco", settings
     else:
         section = config.section("distributed", name)
     inherited = changes.only(INHERITED)  # they decide what is below the profile's own keys
-    own = changes.only(changes.values.keys() - inherited.values.keys())
-    return _build(config, name, section.with_changes(own), inherited)
+    return _build(config, name, section.with_changes(changes.without(inherited.values.keys())), inherited)
 
 
 def _build(config: ConfigFile, name: str, section: Resolved, inherited: Resolved) -> Job:
     own = {field.name for field in dataclasses.fields(Distribution)}
     profile_keys = {field.name for field in dataclasses.fields(Profile)}
+    base_profile = config.build(Distribution, section.only(own), f"distributed:{name}").base_profile  # or it is missing
+    base = config.profile_values(base_profile, section.origin.get("base_profile", ""), inherited)
+    section, base = base.only(OF_RUNS).with_changes(section), base.without(OF_RUNS)
     distribution = config.build(Distribution, section.only(own), f"distributed:{name}")
     strategy_keys = {f.name for f in dataclasses.fields(STRATEGIES[distribution.strategy][0])} - {*FROM_PROFILE}
     if unknown := set(section.values) - own - profile_keys - strategy_keys:
@@ -130,7 +138,6 @@ def _build(config: ConfigFile, name: str, section: Resolved, inherited: Resolved
             remedy=f"Keys of strategy {distribution.strategy}: {', '.join(sorted(strategy_keys))}. "
             f"All keys: multimac config show {name}",
         )
-    base = config.profile_values(distribution.base_profile, section.origin.get("base_profile", ""), inherited)
     merged = base.with_changes(section.only(profile_keys))
     profile = config.build(Profile, merged, f"profile:{distribution.base_profile}")
     settings = section.only(strategy_keys).values

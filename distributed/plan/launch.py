@@ -38,7 +38,10 @@ class Rank:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Launch:
-    """The content of run.json. `address` is this machine's own, where the ranks meet."""
+    """The content of run.json. `address` is this machine's own, where the ranks meet.
+
+    notify: how the user is told of what happens. It may hold a token: no spec of a rank has it, nor does a report.
+    """
 
     run_id: str
     name: str
@@ -46,6 +49,7 @@ class Launch:
     address: str = "127.0.0.1"
     timeout_s: float = 120.0
     min_hosts: int = 1
+    notify: str | None = dataclasses.field(default=None, repr=False)
     manifests: dict = dataclasses.field(default_factory=dict)  # kind: the user's own file
     evaluate: bool = True
     test: str | None = None

@@ -150,6 +150,7 @@ def _launch(
         address=address,
         timeout_s=job.distribution.round_timeout_s,
         min_hosts=min(job.distribution.min_hosts, len(ranks)),
+        notify=job.distribution.notify,
         manifests={kind: str(manifest.path) for kind, manifest in manifests.items()},
         test=str(job.profile.test) if job.profile.test else None,
         master=hosts.master if hosts else None,

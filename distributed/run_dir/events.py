@@ -30,7 +30,8 @@ class Event:
     """One event. A field that its type does not have, or that is null there, has the default.
 
     written: all its fields, as they stand in the file. seconds_communicating: of a step with an exchange that is no
-    round.
+    round. From cpu on: of a machine, where it is known; cpu, gpu and battery in per cent, temperature in degrees
+    Celsius, thermal as macOS calls it, from nominal over fair and serious to critical.
     """
 
     type: str
@@ -72,6 +73,14 @@ class Event:
     normalizer: str = UNNAMED
     status: ExitStatus = ExitStatus.OK
     message: str = ""
+    cpu: float | None = None
+    gpu: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    temperature: float | None = None
+    thermal: str = ""
+    battery: float | None = None
+    on_mains: bool | None = None
 
     @property
     def line(self) -> str:
@@ -147,6 +156,7 @@ TYPES = {
     "notice": WARNING,
     "model": Type("path", lambda e: f"model: {e.path}"),
     "report": Type("path", lambda e: f"report: {e.path}"),
+    "machine": Type("host cpu? gpu? memory_used? memory_total? temperature? thermal? battery? on_mains?"),
     "evaluating": Type("model done total"),
     "evaluation": Type("when wer normalizer? before? wer_difference? clips?", lambda e: _wer_line(e)),
     "end": Type("status message"),

@@ -37,6 +37,11 @@ class EventLog:
             if error.errno not in DISK:
                 raise
 
+    @property
+    def is_full(self) -> bool:
+        """Tell whether the disk has not taken all that was told."""
+        return bool(self._waiting)
+
     def close(self) -> None:
         self._file.close()
 
@@ -72,7 +77,7 @@ def read_events(path: Path, start: int = 0) -> tuple[list[dict], int]:
 
 @dataclass
 class Attempt:
-    """The events that one launcher wrote; a resumed run has several attempts."""
+    """The events that one launcher wrote, without readings of machines; a resumed run has several attempts."""
 
     steps: list[Event] = field(default_factory=list)
     others: list[Event] = field(default_factory=list)
@@ -100,6 +105,8 @@ class RunEvents:
         if not self.attempts or self.begins(event):
             self.attempts.append(Attempt())
         last = self.attempts[-1]
+        if event.type == "machine":  # as many as steps, and of no interest once a run is over
+            return
         (last.steps if event.type == "step" else last.others).append(event)
 
     @staticmethod

@@ -30,6 +30,7 @@ class HostView:
     device: str = ""
     recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     pace: Pace = field(default_factory=Pace)
+    machine: Event | None = None
 
     def take(self, event: Event) -> None:
         kind = event.type
@@ -45,6 +46,8 @@ class HostView:
             self.loss = self.loss if event.loss is None else event.loss
             self.sent += event.bytes
             self.recent.append((event.seconds, event.samples))
+        elif kind == "machine":
+            self.machine = event
         elif kind == "round":
             self.round = event.round
         elif kind == "plan":

@@ -72,6 +72,7 @@ def work(spec: RunSpec, channel: ControlChannel) -> NoReturn:
     """Be a rank until the launcher ends this process."""
     hold(Path())
     gc.disable()  # a sixth of the time of so many imports
+    from .readings import tell_readings
     from .train import run  # torch and transformers: seconds, in which the channel is already watched
 
     gc.enable()
@@ -86,6 +87,7 @@ def work(spec: RunSpec, channel: ControlChannel) -> NoReturn:
     )
     if told := spare_backups(Path(spec.run_dir)):
         send_event({"type": "notice", "what": told})
+    tell_readings(send_event)
     save = run(spec, events=send_event, channel=channel)
     channel.saving.wait()  # only one rank is asked to; for the others the end comes with `quit`
     save()

@@ -14,7 +14,7 @@ from distributed.plan.automatic import open_settings
 from distributed.plan.job import FROM_PROFILE, resolve
 from multimac.view.run_tables import as_text
 from multimac.view.terminal import Console
-from whisper_tuner.config import KINDS, ConfigFile
+from whisper_tuner.config import KINDS, OF_RUNS, ConfigFile
 from whisper_tuner.errors import ExitStatus
 
 from .options import CONFIG, Config, command
@@ -49,6 +49,7 @@ def _settings(config: ConfigFile, name: str) -> list[dict[str, Any]]:
     """Return a row for each setting, in the order of COLUMNS."""
     job, rows = resolve(config, name), []
     shown: dict[dataclasses.Field, Any] = dict.fromkeys(dataclasses.fields(job.profile), job.profile)
+    shown |= {field: job.distribution for field in dataclasses.fields(job.distribution) if field.name in OF_RUNS}
     if config.has("distributed", name):
         strategy = job.strategy_config(total_steps=1_000_000)
         shown |= dict.fromkeys(dataclasses.fields(job.distribution), job.distribution)

@@ -23,7 +23,7 @@ LINES = 6  # of what happened last
 EVERY_S, SHARE = 2.0, 0.01
 PIECE = 1 << 22  # bytes of events
 PHASES = {"start": "starting", "evaluate": "measuring WER"}
-UNUSED = {"commit", "machine", "preparing"}  # many, and no figure of a report is made of them
+UNUSED = {"commit", "preparing"}  # many, and no figure of a report is made of them
 
 
 class LiveRun:

@@ -150,6 +150,14 @@ def test_an_interrupt_of_the_evaluation_leaves_the_model(launcher_of, monkeypatc
     assert ("Measure it with: multimac evaluate " in message) == interrupted
 
 
+def test_the_user_is_told_of_the_end_and_a_command_that_fails_harms_nothing(launcher_of, tmp_path):
+    launcher, _ = launcher_of(train, notify=f"exec >> {tmp_path}/told; echo $MULTIMAC_EVENT; exit 3; true")
+    assert launcher.run() == ExitStatus.OK
+    last, warning = read_events(launcher.run_dir / "events.jsonl")[0][-2:]
+    assert last["type"] == "end" and warning["what"] == "notify: it ended with status 3; see launcher.log"
+    assert (tmp_path / "told").read_text() == "end\n"
+
+
 # the report at the end, and the commit
 
 

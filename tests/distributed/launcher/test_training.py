@@ -517,6 +517,18 @@ def test_a_worker_that_makes_no_step_while_others_wait_is_replaced():
     assert run.hosts[1].again == [False, True] and run.hosts[1].toys[0].status == -9
 
 
+def test_readings_of_a_machine_are_no_progress_and_carry_their_host():
+    def stuck(toy):
+        toy.say({"type": "machine", "cpu": 3})
+        toy.later(1.0, lambda: stuck(toy))
+
+    run = Run(train, at_first(after(2, stuck)), patience_s=20)
+    run.at("generation", 3, run.stop)
+    run.run()
+    assert "made no step for 20 s" in run.of("lost")[0]["reason"]
+    assert {"type": "machine", "cpu": 3, "host": "host1", "rank": 1} in run.events
+
+
 def test_a_run_ends_when_the_last_one_is_given_up_and_another_was_for_being_stuck():
     def stuck(toy):
         toy.is_stuck = lambda toy: True

@@ -95,6 +95,22 @@ def test_what_is_set_by_hand_wins_and_is_not_chosen_automatically(tmp_path):
     assert "overlap_steps" in open_settings(found)
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        (TEXT, "three", None),
+        ("[DEFAULT]\nnotify = desktop\n" + TEXT, "three", "desktop"),
+        ("[DEFAULT]\nnotify = desktop\n" + TEXT, "mine", "desktop"),
+        (TEXT.replace("[profile:mine]", "[profile:mine]\nnotify = curl -d"), "three", "curl -d"),
+        ("[DEFAULT]\nnotify = desktop\n" + TEXT + "notify = none\n", "three", None),
+        (TEXT + "notify = say\n", "mine", None),
+    ],
+)
+def test_any_section_may_say_how_the_user_is_told_and_the_nearest_wins(job, text, name, expected):
+    assert job(text, name).distribution.notify == expected
+    assert ConfigFile("config.ini", text).profile("mine") == ConfigFile("config.ini", TEXT).profile("mine")
+
+
 def test_a_setting_that_the_message_names_itself_is_named_once(job):
     with pytest.raises(ConfigError) as told:
         job(TEXT.replace("strategy = diloco", "strategy = parameter_server") + "overlap_steps = 3\n")

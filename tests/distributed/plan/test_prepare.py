@@ -34,6 +34,19 @@ def test_every_rank_is_told_the_run_that_the_profile_asks_for(job, run_dir, prep
         assert (spec.profile.epochs, spec.profile.batch_size, spec.profile.checkpoint_interval) == (3, 2, 13)
 
 
+def test_how_the_user_is_told_stands_in_run_json_alone(folder, job, run_dir):
+    token = "curl -H 'Authorization: Bearer tk_secret' -d"
+    told = dataclasses.replace(job, distribution=dataclasses.replace(job.distribution, notify=token))
+    launch = prepare_run(told, run_dir, hosts=PAIR).launch
+    launch.save(run_dir)
+    assert Launch.load(run_dir).notify == token and "secret" not in repr(launch)
+    assert not any("secret" in rank.spec.to_json() for rank in launch.ranks)
+    assert [path.name for path in run_dir.rglob("*") if path.is_file() and b"secret" in path.read_bytes()] == [
+        "run.json"
+    ]
+    assert (run_dir / "run.json").stat().st_mode & 0o077 == 0
+
+
 def test_the_master_reads_the_runs_own_lists_of_the_users_audio(folder, run_dir, prepared):
     spec = prepared.launch.ranks[0].spec
     assert (spec.profile.train, spec.profile.test) == (run_dir / "train.csv", None)

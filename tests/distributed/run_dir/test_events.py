@@ -137,6 +137,18 @@ def test_curves_are_means_over_hosts_and_steps_made_again_replace_the_old_ones(h
     assert [(host.name, host.clips) for host in found["per_host"]] == [("a", 8), ("b", 4)]
 
 
+def test_readings_of_machines_change_no_figure_and_a_host_shows_the_latest(history, tmp_path):
+    told = [{"time": 3.0 + n, "type": "machine", "host": "a", "cpu": n, "on_mains": False} for n in range(3)]
+    found = history(BEGIN, step("a", 1), *told, END)
+    assert found == history(BEGIN, step("a", 1), END)
+    history(BEGIN, *told, {**told[0], "cpu": "hot"})
+    view = RunView()
+    for event in new_events(tmp_path / "events.jsonl")[0]:
+        view.take(event)
+    machine = view.hosts["a"].machine
+    assert machine and (machine.cpu, machine.on_mains, machine.battery) == (2, False, None) and view.lines == []
+
+
 def test_what_every_host_tells_is_shown_once_at_the_first_step_too():
     view = RunView()
     for number in (0, 1):
