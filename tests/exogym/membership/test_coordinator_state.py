@@ -37,6 +37,7 @@ def happening(chance: random.Random):
     unreached = chance.sample(HOSTS, chance.choice([0, 0, 1]))
     kind = chance.choice(
         ["ready", "ready", "lost", "vote", "vote", "vote", "all vote", "trouble", "reach", "stalled", "round_end"]
+        + ["leave", "come_back"]
     )
     return kind, host, what, [other for other in unreached if other != host], chance.choice([0.125, 2.5, 30.0])
 
@@ -56,6 +57,8 @@ def tell(listener: Listener, kind: str, host: str, what: str, unreached: list[st
         getattr(coordinator, kind)(host, about)
     elif kind == "stalled":
         coordinator.stalled()
+    elif kind == "leave":
+        coordinator.leave(host, "asked")
     else:
         getattr(coordinator, kind)(host)
 
