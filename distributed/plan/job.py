@@ -17,6 +17,8 @@ from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import ConfigError
 
 BESIDE = "beside train"  # where a test set was found that no section names
+# Why a host leaves a run by itself, see distributed/worker/in_use.py, and how that is told.
+YIELD_WHEN = {"battery": "on battery", "busy": "its processor is busy with other programs"}
 # Settings of a strategy that the profile decides; in an INI file they go by the profile's names.
 FROM_PROFILE = ("lr", "weight_decay", "max_norm", "schedule", "warmup_steps", "H")
 
@@ -40,6 +42,12 @@ class Distribution:
     min_hosts: int = setting(1, "with fewer hosts a run pauses until others are back", low=1, example="2")
     round_timeout_s: float = setting(
         120.0, "seconds before a slow host may be given up; rounds may take longer", low=5.0, example="300"
+    )
+    yield_when: tuple[str, ...] = setting(
+        (),
+        "when a host leaves the run by itself, until that is over: battery, busy (with other programs)",
+        choices=tuple(YIELD_WHEN),
+        example="battery, busy",
     )
 
     def __post_init__(self) -> None:

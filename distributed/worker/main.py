@@ -72,6 +72,7 @@ def work(spec: RunSpec, channel: ControlChannel) -> NoReturn:
     """Be a rank until the launcher ends this process."""
     hold(Path())
     gc.disable()  # a sixth of the time of so many imports
+    from .in_use import InUse
     from .train import run  # torch and transformers: seconds, in which the channel is already watched
 
     gc.enable()
@@ -84,6 +85,7 @@ def work(spec: RunSpec, channel: ControlChannel) -> NoReturn:
             "awake": keep_awake(os.getpid()),
         }
     )
+    InUse(spec.yield_when, send_event).start()
     if told := spare_backups(Path(spec.run_dir)):
         send_event({"type": "notice", "what": told})
     save = run(spec, events=send_event, channel=channel)

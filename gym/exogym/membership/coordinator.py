@@ -82,7 +82,7 @@ class Coordinator:
         self._gather()
         if not anew and host not in self.members:
             self.send(host, {"type": "excluded"})
-        if host not in self.members and self.state.told_away.pop(host, None):
+        if host not in self.members and self.state.told_away.pop(host, ""):
             self._tell_away(self.members)  # again: it was lost meanwhile
 
     def lost(self, host: str, *, for_good: bool = False) -> None:
@@ -247,7 +247,7 @@ class Coordinator:
         else:
             self._form(chosen)
 
-    def _may_be_called(self) -> set[str]:
+    def _may_be_called(self) -> Collection[str]:
         """Return who is there and not away; if none of them has the newest state, those who are away as well."""
         here = self.state.present.difference(self.state.away)
         return here if here & self.state.remembering else self.state.present
@@ -290,8 +290,7 @@ class Coordinator:
         return self.clock() - state.orphaned_since < limit
 
     def _should_regroup(self) -> bool:
-        """Below min_hosts, or where somebody leaves, or can be let in. Pairs who found no way to each other only now
-        go on."""
+        """Where somebody leaves or can be let in, or below min_hosts. Pairs who found no way only now go on."""
         members, best = set(self.members), set(self._choose(self._may_be_called()))
         leaves = not members.isdisjoint(self.state.away)
         return not self.stopping and (len(members) < self.min_hosts or leaves or not best <= members)
