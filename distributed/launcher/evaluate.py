@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +19,7 @@ from distributed.hosts.paths import STORE, SyncItem, code_items, folder_items
 from distributed.plan.launch import Rank
 from distributed.plan.prepare import audio_items, model_on_hosts
 from distributed.plan.run_spec import AFTER, BEFORE, DecodeSpec, RunSpec
+from distributed.run_dir.away import ASKED
 from distributed.run_dir.folder import only_one
 from distributed.run_dir.log import EventLog
 from distributed.ssh.host import Host
@@ -57,10 +58,12 @@ def evaluate_run(
     helpers: Sequence[Rank] = (),
     *,
     worth_s: float = WORTH_S,
+    asked_away: Callable[[], Collection[str]] = tuple,
 ) -> None:
     """Tell `evaluating` as it goes, and `evaluation` with `when` = before | after; write run_dir/wer.json.
 
-    helpers: ranks on other hosts, which transcribe too once more than worth_s is left to do.
+    helpers: ranks on other hosts, which transcribe too once more than worth_s is left to do. asked_away: which of them
+    are to transcribe no more clips than they have in hand.
     """
     lock, profile, folder = threading.Lock(), spec.profile, Path(spec.run_dir)
     figures: dict[str, dict] = {}
@@ -71,12 +74,18 @@ def evaluate_run(
         with lock:  # hosts are told of by threads of their own
             events(event)
 
+    def leaves(host: str) -> bool:
+        if host not in asked_away():
+            return False
+        tell({"type": "away", "host": host, "reason": ASKED})
+        return True
+
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
     no_speech, store = profile.no_speech == "train", Path(spec.cache_dir).parent
     reading = Reading.of(profile)
     manifest = check_manifest(test, profile.max_duration_s, store, no_speech=no_speech, reading=reading, kind="test")
-    with closing(_evaluations(spec, profile, manifest, tell, helpers, worth_s)) as evaluations:
+    with closing(_evaluations(spec, profile, manifest, tell, helpers, worth_s, leaves)) as evaluations:
         for when, result, counts in evaluations:
             for problem in result.problems:
                 tell({"type": "problem", "what": str(problem)})
@@ -125,6 +134,7 @@ def _evaluations(
     tell: Callable[[dict], None],
     helpers: Sequence[Rank],
     worth_s: float,
+    leaves: Callable[[str], bool],
 ) -> Generator[tuple[str, Evaluation, dict[str, int]], None, None]:
     """Yield (when, Evaluation, how many clips each machine has transcribed) of each model."""
 
@@ -155,6 +165,7 @@ def _evaluations(
         is_cpu=device.type == "cpu",
         warn=lambda host, what: warn(what, host=host),
         worth_s=worth_s,
+        leaves=leaves,
     ) as hearing:
         base: WhisperForConditionalGeneration | None = None
         for when, path in paths.items():

@@ -60,7 +60,7 @@ class Hearing:
 
     spec: how this machine, called `name`, transcribes; a group has at most its batch_size clips. helpers: asked once
     more than `worth_s` seconds are left to do for this machine alone. warn(host, what): told once of a host that cannot
-    go on.
+    go on. leaves(host): asked before each group whether it is to transcribe no more; once if so.
     """
 
     def __init__(
@@ -74,9 +74,10 @@ class Hearing:
         is_cpu: bool,
         warn: Callable[[str, str], None],
         worth_s: float = WORTH_S,
+        leaves: Callable[[str], bool] = lambda host: False,
     ):
         self._samples, self._spec, self._helpers = samples, spec, helpers
-        self._name, self._warn, self._worth_s = name, warn, worth_s
+        self._name, self._warn, self._worth_s, self._leaves = name, warn, worth_s, leaves
         longest_first = sorted(range(len(samples)), key=lambda place: -samples[place].duration_s)
         groups = [*in_groups(longest_first, spec.batch_size, 1 + len(helpers), one_by_one=is_cpu)]
         self._dealers = {model: Dealer(groups) for model in models}
@@ -121,7 +122,7 @@ class Hearing:
             if self._helpers and not self._hosts:  # they begin where this machine would take long by itself
                 clip_s = (time.monotonic() - began) / dealer.done
                 if clip_s * sum(total - each.done for each in self._dealers.values()) > self._worth_s:
-                    self._hosts = DecodingHosts(self._helpers, self._dealers, self._warn)
+                    self._hosts = DecodingHosts(self._helpers, self._dealers, self._warn, self._leaves)
         progress(total, total)
         return [dealer.transcripts[place] for place in range(total)]
 
@@ -244,12 +245,18 @@ class DecodingHosts:
     """A thread for each host, which takes groups from one dealer after the other, until `close`.
 
     dealers: by the model's name. A host that fails is told once, by `warn`, and left out from then on: others
-    transcribe its clips. devices: the kinds of those that have transcribed anything.
+    transcribe its clips. devices: the kinds of those that have transcribed anything. leaves: see Hearing.
     """
 
-    def __init__(self, hosts: Sequence[HostDecoder], dealers: Mapping[str, Dealer], warn: Callable[[str, str], None]):
+    def __init__(
+        self,
+        hosts: Sequence[HostDecoder],
+        dealers: Mapping[str, Dealer],
+        warn: Callable[[str, str], None],
+        leaves: Callable[[str], bool] = lambda host: False,
+    ):
         self.devices: set[str] = set()
-        self._warn, self._dealers, self._closed = warn, dealers, False
+        self._warn, self._leaves, self._dealers, self._closed = warn, leaves, dealers, False
         self._hosts = [_Host(decoding) for decoding in hosts]
         for host in self._hosts:
             threading.Thread(target=self._work, args=(host,), daemon=True).start()
@@ -269,6 +276,9 @@ class DecodingHosts:
                 if dealer.has_waiting:
                     host.hears(model, ())  # it loads the model, for which no clips need wait
                 while group := dealer.take():
+                    if self._leaves(host.name):
+                        dealer.give_back(group)
+                        return
                     try:
                         transcripts = host.hears(model, group)
                     except BaseException:

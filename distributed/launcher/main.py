@@ -21,6 +21,7 @@ from distributed.hosts.keep_awake import keep_awake
 from distributed.hosts.paths import PROJECT
 from distributed.plan.launch import Launch, Rank
 from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
+from distributed.run_dir.away import forget_away, read_away
 from distributed.run_dir.folder import only_one
 from distributed.run_dir.log import EventLog
 from distributed.run_dir.summary import NOT_EVALUATED
@@ -46,6 +47,7 @@ class Launcher:
         events = EventLog(run_dir / "events.jsonl")
         self._notifier = Notifier(events, self.launch.notify, self.launch.run_id) if self.launch.notify else None
         self.events = self._notifier or events
+        self._away: set[str] = set()  # who was left out as training ended
         self._interrupts = 0
         self._trained = self._at_once = False
 
@@ -117,10 +119,12 @@ class Launcher:
             patience_s=self.launch.timeout_s,
             resumed=self.resume,
             meeting=meeting,
+            asked_away=lambda: read_away(self.run_dir),
         )
         finished = False
         try:
             exporter = training.run(lambda: self._interrupts > 0)
+            self._away = training.away
             profile = ranks[0].spec.profile
             if exporter.spawner.host and profile:  # an adapter that it has saved names its base as it lies there
                 from whisper_tuner.export.final import name_base
@@ -139,8 +143,9 @@ class Launcher:
         from .evaluate import evaluate_run
 
         self.events({"type": "phase", "phase": "evaluate"})
-        helpers = [rank for rank in self.launch.ranks if rank.host]
-        evaluate_run(self.launch.ranks[0].spec, test, self.events, helpers)
+        out = self._away.union(read_away(self.run_dir))
+        helpers = [rank for rank in self.launch.ranks if rank.host and rank.label not in out]
+        evaluate_run(self.launch.ranks[0].spec, test, self.events, helpers, asked_away=lambda: read_away(self.run_dir))
 
 
 def spawner_of(rank: Rank, run_dir: Path, rendezvous: Rendezvous | None, *, resume: bool) -> Spawner:
@@ -210,6 +215,7 @@ def main() -> int:
     parser.add_argument("--report", default="")
     asked = parser.parse_args()
     with only_one(asked.run_dir):
+        forget_away(asked.run_dir)
         launcher = Launcher(asked.run_dir, resume=asked.resume, report=asked.report)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, launcher.interrupt)

@@ -6,11 +6,13 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from distributed.control.messages import endpoint
 from distributed.control.timeouts import Timeouts
 from distributed.hosts.interfaces import address_on
+from distributed.plan.job import YIELD_WHEN
+from distributed.run_dir.away import ASKED
 from exogym.errors import RanksDiverged
 from exogym.membership.client import UNREACHED_S
 from exogym.membership.coordinator import Coordinator
@@ -29,13 +31,18 @@ FATAL = {"CheckpointError", "NotFinite"}
 ABORTS = (-signal.SIGABRT, 128 + signal.SIGABRT)
 STAYS_S = 30.0  # in one network, before hosts that do not reach each other meet in another: they may find their way
 
+AWAY_EVERY_S = 1.0  # between two looks at who is to be left out
+
 
 class Refused(RunError):
     """The run cannot be resumed."""
 
 
 class Training:
-    """Leads a WorkerGroup. `events` gets workers' events with `host` and `rank`; `log` all other lines."""
+    """Leads a WorkerGroup. `events` gets workers' events with `host` and `rank`; `log` all other lines.
+
+    asked_away: the hosts that a person wants to be left out at present.
+    """
 
     def __init__(
         self,
@@ -48,6 +55,7 @@ class Training:
         resumed: bool = False,
         background: Background | None = None,
         meeting: Meeting | None = None,
+        asked_away: Callable[[], Collection[str]] = tuple,
     ):
         self._exporter: Worker | None = None
         self._events, self._timeouts, self._meeting = events, Timeouts(), meeting
@@ -66,6 +74,7 @@ class Training:
         )
         self._entering = 0  # the generation that has not come to one state yet
         self._committed = self._diverged = False
+        self._asked_away, self._next_look = asked_away, 0.0
         self._stays_until = 0.0  # where hosts meet that do not reach each other
 
     def run(self, stopping: Callable[[], bool]) -> Worker:
@@ -100,6 +109,7 @@ class Training:
         self.group.restarting = not (self.coordinator.stopping or self.coordinator.ended)
         self.follow(self.group.turn())
         self._follow_own_address()
+        self._follow_away()
         self._look_for_stuck()
         if blame := self.coordinator.tick():
             said = f" ({blame.said})" if blame.said else ""
@@ -166,6 +176,9 @@ class Training:
         told = {**event, "host": worker.name, "rank": worker.spawner.rank}
         if kind == "machine":
             return self._events(told)
+        if kind == "in_use":
+            worker.in_use = YIELD_WHEN[event["why"]] if event["why"] else ""
+            return
         self._pace.moved(worker.name, self.group.now)
         # From "exchange" until the vote after it weights are on this worker's link. Hidden rounds train meanwhile.
         worker.is_busy_link = kind == "exchange" or (worker.is_busy_link and kind in ("step", "checkpoint"))
@@ -187,6 +200,29 @@ class Training:
                 worker.hello = event
                 self._compare(worker, event)
             self._events(told)
+
+    # Who is left out.
+
+    @property
+    def away(self) -> set[str]:
+        """Return the hosts that are left out, or about to be."""
+        return {*self.coordinator.state.away}
+
+    def _follow_away(self) -> None:
+        """Have hosts leave and return as a person has asked, or as they ask by themselves."""
+        if self.group.now < self._next_look or self.coordinator.ended:
+            return
+        self._next_look = self.group.now + AWAY_EVERY_S
+        asked = self._asked_away()
+        for worker in self._all:
+            reason = ASKED if worker.name in asked else worker.in_use
+            if reason == self.coordinator.state.away.get(worker.name, ""):
+                continue
+            with self._telling_coordinator():
+                if reason:
+                    self.coordinator.leave(worker.name, reason)
+                else:
+                    self.coordinator.come_back(worker.name)
 
     # Where they reach this machine, and each other.
 

@@ -64,6 +64,7 @@ class Worker:
     hello: dict | None = None  # what it said of itself: pid, system, hash of the code that it loaded
     is_known: bool = False  # the coordinator has been told of this process
     lost_for: str = ""  # why, the last time
+    in_use: str = ""  # why it asks to be left out, one of YIELD_WHEN
     unreached: str = ""  # why its host could not be reached, the last time
 
     @property
@@ -76,7 +77,7 @@ class Worker:
         self.beats = self.first_beat = 0
         self.is_busy_link = self.is_known = False
         self.error = self.listens = self.hello = None
-        self.unreached = ""
+        self.unreached = self.in_use = ""
         self.tail.clear()
 
     def tell(self, line: str) -> None:

@@ -17,6 +17,8 @@ from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import ConfigError
 
 BESIDE = "beside train"  # where a test set was found that no section names
+# Why a host leaves a run by itself, see distributed/worker/in_use.py, and how that is told.
+YIELD_WHEN = {"battery": "on battery", "busy": "its processor is busy with other programs"}
 # Settings of a strategy that the profile decides; in an INI file they go by the profile's names.
 FROM_PROFILE = ("lr", "weight_decay", "max_norm", "schedule", "warmup_steps", "H")
 
@@ -46,6 +48,12 @@ class Distribution:
         "told of a run's end, of a host that stays away, of a problem: desktop, or a command that gets the message as "
         "its last argument. May also stand in [DEFAULT] or a profile; never sent to hosts (lost-hosts.md)",
         example="desktop",
+    )
+    yield_when: tuple[str, ...] = setting(
+        (),
+        "when a host leaves the run by itself, until that is over: battery, busy (with other programs)",
+        choices=tuple(YIELD_WHEN),
+        example="battery, busy",
     )
 
     def __post_init__(self) -> None:

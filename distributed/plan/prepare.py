@@ -97,6 +97,7 @@ def prepare_run(
         strategy_settings=job.strategy_config(total_steps),
         shares=job.distribution.shares,
         shares_open="shares" not in job.origin and job.distribution.shares == "auto",
+        yield_when=job.distribution.yield_when,
     )
     sharing = machine_workers or [1 if hosts else len(labels)] * len(labels)
     ranks, items = _ranks(_with_shares(spec, sharing if hosts else ()), hosts, sharing, manifests, shards, run_dir)

@@ -75,6 +75,7 @@ class RunSpec:
     device: str = ""
     shares: str = "fixed"
     shares_open: bool = False
+    yield_when: tuple[str, ...] = ()
     resume: bool = False
 
     def __post_init__(self) -> None:

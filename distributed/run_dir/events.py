@@ -40,6 +40,7 @@ class Event:
     host: str | None = None
     step: int = 0
     hosts: Names = ()
+    away: Names = ()
     phase: str = ""
     what: str = ""
     done: int = 0
@@ -140,10 +141,15 @@ TYPES = {
         lambda e: f"{e.host} is lost{' and not tried again' if e.given_up else ''}: {e.reason}",
     ),
     "back": Type("host"),
+    "away": Type("host reason", lambda e: f"{e.host} is left out: {e.reason}"),
     "generation": Type("number hosts"),
     "paused": Type(
-        "hosts min_hosts",
-        lambda e: f"paused until {e.min_hosts} hosts are there (min_hosts); now: {', '.join(e.hosts) or 'none'}",
+        "hosts min_hosts away?",
+        lambda e: (
+            f"paused until {e.min_hosts} host{' is' if e.min_hosts == 1 else 's are'} there (min_hosts);"
+            f" now: {', '.join(e.hosts) or 'none'}"
+            + (f"; left out: {', '.join(e.away)}. Back with: multimac hosts yield HOST --back" if e.away else "")
+        ),
     ),
     "orphaned": Type("hosts", lambda e: f"waiting for {', '.join(e.hosts)}, who may have the newest state"),
     "apart": Type(

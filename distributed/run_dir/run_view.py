@@ -12,7 +12,7 @@ from .events import TYPES, Event
 RECENT_STEPS = 10  # that speed and remaining time are reckoned from
 FEW_STEPS = 3  # the first one takes longer than others
 PREPARING = "preparing"  # begins the state of a host that computes log-mels
-STATES = {"back": "waiting", "done": "done", "error": "failed"}  # of a host after such an event
+STATES = {"back": "waiting", "away": "away", "done": "done", "error": "failed"}  # of a host after such an event
 
 
 @dataclass
@@ -28,6 +28,7 @@ class HostView:
     round: int = 0
     sent: int = 0
     device: str = ""
+    away_for: str = ""  # why it is left out, the last time
     recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     pace: Pace = field(default_factory=Pace)
     machine: Event | None = None
@@ -59,6 +60,9 @@ class HostView:
             self.step, self.round, self.epoch = event.step, event.round, event.epoch + 1
         else:
             self.state = STATES.get(kind, self.state)
+            if kind == "away":
+                self.away_for = event.reason
+                self.recent.clear()
 
     @property
     def speed(self) -> float | None:

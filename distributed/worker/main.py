@@ -73,6 +73,7 @@ def work(spec: RunSpec, channel: ControlChannel) -> NoReturn:
     hold(Path())
     gc.disable()  # a sixth of the time of so many imports
     from .readings import tell_readings
+    from .in_use import InUse
     from .train import run  # torch and transformers: seconds, in which the channel is already watched
 
     gc.enable()
@@ -85,6 +86,7 @@ def work(spec: RunSpec, channel: ControlChannel) -> NoReturn:
             "awake": keep_awake(os.getpid()),
         }
     )
+    InUse(spec.yield_when, send_event).start()
     if told := spare_backups(Path(spec.run_dir)):
         send_event({"type": "notice", "what": told})
     tell_readings(send_event)

@@ -95,8 +95,9 @@ def from_text(hint: Any, text: str) -> Any:
 def check(field: dataclasses.Field[Any], value: Any) -> None:
     """Raise SettingError with what was expected if `value` is outside the range or the choices of `field`."""
     choices, low, high = (field.metadata[key] for key in ("choices", "low", "high"))
-    if choices and value not in choices:
-        raise SettingError(f"expected one of {', '.join(choices)}{nearest(str(value), choices)}")
+    for each in value if isinstance(value, tuple) else (value,):
+        if choices and each not in choices:
+            raise SettingError(f"expected one of {', '.join(choices)}{nearest(str(each), choices)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise SettingError("expected a finite number")
     if isinstance(value, int) and abs(value) >= LARGEST:

@@ -54,7 +54,7 @@ def start(console: Console, run_dir: Path, *, resume: bool = False, detach: bool
 @command("runs attach")
 def runs_attach(run: Run = "last", runs_dir: RunsDir = None, config: Config = CONFIG) -> ExitStatus:
     """Follow a running run from its first line to its end; Ctrl-C stops the run, as in its own terminal."""
-    run_dir, launcher = _going_on(folders_of(config, runs_dir), run)
+    run_dir, launcher = going_on(folders_of(config, runs_dir), run)
     return _followed(Console(), run_dir, lambda: launcher)
 
 
@@ -74,7 +74,7 @@ def runs_stop(
     config: Config = CONFIG,
 ) -> ExitStatus:
     """Let a run finish its step, save and stop; it can be resumed."""
-    run_dir, launcher = _going_on(folders_of(config, runs_dir), run)
+    run_dir, launcher = going_on(folders_of(config, runs_dir), run)
     console = Console()
     for _ in range(2 if now else 1):
         launcher.send_signal(signal.SIGTERM)
@@ -87,7 +87,8 @@ def runs_stop(
     return ExitStatus.OK
 
 
-def _going_on(folders: Sequence[Path], name: str) -> tuple[Path, Attached]:
+def going_on(folders: Sequence[Path], name: str) -> tuple[Path, Attached]:
+    """Return a run's folder and its launcher. Raises RunError if it is not running."""
     run_dir = find_run(name, folders).absolute()
     pid = launcher_pid(run_dir)
     if pid is None:

@@ -25,7 +25,7 @@ TICKS = 5
 NEAR_ZERO = 0.5  # of the highest value: from there on an axis begins at 0, so that heights can be compared
 FAULTS_SHOWN = 200
 # Of these RunView tells what a user should know; other lines of it stand elsewhere in the report.
-FAULTS = {"lost", "paused", "orphaned", "apart", "reached", "generation", "resume", "problem", "warning"}
+FAULTS = {"lost", "away", "paused", "orphaned", "apart", "reached", "generation", "resume", "problem", "warning"}
 
 
 @dataclass(frozen=True, kw_only=True)

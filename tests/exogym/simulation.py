@@ -504,6 +504,11 @@ class World:
             host.lost = False
             self.coordinator.ready(host.name, anew=False)
 
+    def leave(self, host: Host, seconds: float) -> None:
+        """Its user needs the machine for so long."""
+        self.coordinator.leave(host.name, "asked")
+        self.after(seconds, lambda: self.coordinator.come_back(host.name))
+
     def part(self, one: Host, other: Host, seconds: float) -> None:
         """They cannot reach each other for so long, and say so once they have waited for long enough."""
         self.apart = one, other
@@ -606,7 +611,8 @@ class World:
 class Faults:
     """Decides at each point of each worker what goes wrong there."""
 
-    KINDS = ("crash", "crash", "sleep", "sleep", "cut", "apart", "rescue", "launcher", "launcher", "stop")
+    KINDS = ("crash", "crash", "sleep", "sleep", "cut", "apart", "rescue", "launcher", "launcher", "stop", "leave")
+    KINDS += ("leave", "all_leave")
 
     def __init__(self, chance: random.Random, rate: float, most: int):
         self._chance, self._rate, self.left = chance, rate, most
@@ -638,6 +644,16 @@ class Faults:
         if others and not world.apart:
             other, seconds = self._chance.choice(others), self._chance.choice([3.0, 15.0, 60.0])
             world.after(0.0, lambda: world.part(host, other, seconds))
+
+    def _leave(self, world: World, host: Host) -> None:
+        seconds = self._chance.choice([0.0, 1.0, 8.0, 60.0])
+        world.after(0.0, lambda: world.leave(host, seconds))
+
+    def _all_leave(self, world: World, _: Host) -> None:
+        """One after the other, and back in any order."""
+        for host in world.hosts.values():
+            begins, seconds = 3 * self._chance.random(), 20 * self._chance.random()
+            world.after(begins, lambda host=host, seconds=seconds: world.leave(host, seconds))
 
     def _rescue(self, world: World, host: Host) -> None:
         """It is cut off for so long that it saves what was agreed, at whatever line it is, and ends."""

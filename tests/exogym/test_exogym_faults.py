@@ -143,6 +143,7 @@ def fuzzed(seed: int, disk: Path) -> Counter:
     wrong = {key: counted[key] for key in {*counted, *due} if counted[key] != due.get(key)}
     assert not wrong, f"{len(wrong)} of {len(due)} clips did not count once: {[*wrong.items()][:5]}"
     told["runs resumed"] += attempt > 0
+    told["left out"] += sum(event["type"] == "away" for event in world.events)
     told["steps"] += sum(event["type"] == "step" for event in world.events)
     return told
 

@@ -207,7 +207,10 @@ class ElasticComm(Comm):
                 self._was_replaced = self._was_replaced or was_replaced
                 if self._should_commit(STATE_SYNC, {}):
                     self._member.has_synced()
-                    return
+                    if not self._regroup_due:
+                        return
+                    self.close()  # somebody came only to hand over its state
+                    continue
                 raise PeerLost(f"generation {self.generation} is over")
             except PeerLost as error:
                 self._give_up(error)

@@ -26,6 +26,9 @@ class Coordinator:
     If a member is lost in the middle of a round, the others end that round; whoever has come meanwhile joins at the
     next. The next round has to wait while fewer than `min_hosts` are there, or while nobody is there who remembers the
     last one that counted. Of hosts that cannot reach each other the largest group goes on, and the others wait.
+
+    A host that is away is there, and takes no part. It leaves where a round has just counted, so nothing is trained
+    twice. Only where nobody else has the newest state it is called: to hand it over, and leave again; or to end a run.
     """
 
     def __init__(
@@ -79,6 +82,8 @@ class Coordinator:
         self._gather()
         if not anew and host not in self.members:
             self.send(host, {"type": "excluded"})
+        if host not in self.members and self.state.told_away.pop(host, ""):
+            self._tell_away(self.members)  # again: it was lost meanwhile
 
     def lost(self, host: str, *, for_good: bool = False) -> None:
         """Take note that a host crashed, fell silent or was given up (for_good), or never came."""
@@ -92,6 +97,21 @@ class Coordinator:
             self._regroup()
         else:
             self._gather()
+
+    def leave(self, host: str, reason: str) -> None:
+        """Leave this host out from the end of the present round on."""
+        state = self.state
+        state.away[host] = reason
+        if host not in state.last:  # else it may have a checkpoint that the others need
+            state.awaited.discard(host)
+        if host not in self.members:
+            self._tell_away(self.members)
+        self._gather()
+
+    def come_back(self, host: str) -> None:
+        """Let this host in again, at the next round."""
+        self.state.away.pop(host, None)
+        self._gather()
 
     def stop(self) -> None:
         """Wait for nobody any more, as somebody wants the run to end."""
@@ -216,13 +236,32 @@ class Coordinator:
         state = self.state
         if self.ended or self.generation or state.awaited or not state.present or self._is_orphaned():
             return
-        chosen = self._choose(state.present, tell=True)
-        if len(chosen) < self.min_hosts and not self.stopping:
+        chosen = self._choose(self._may_be_called(), tell=True)
+        staying = [host for host in chosen if host not in state.away]
+        if len(staying) < self.min_hosts and not self.stopping:
+            self._tell_away([])
             if state.paused != set(chosen):
-                self.emit({"type": "paused", "hosts": sorted(chosen), "min_hosts": self.min_hosts})
+                out = {"away": sorted(state.away)} if state.away else {}
+                self.emit({"type": "paused", "hosts": sorted(staying), "min_hosts": self.min_hosts, **out})
             state.paused = set(chosen)
         else:
             self._form(chosen)
+
+    def _may_be_called(self) -> Collection[str]:
+        """Return who is there and not away; if none of them has the newest state, those who are away as well."""
+        here = self.state.present.difference(self.state.away)
+        return here if here & self.state.remembering else self.state.present
+
+    def _tell_away(self, members: Collection[str]) -> None:
+        """Tell who is left out of a group of these members, or is back in it."""
+        state = self.state
+        for host, reason in state.away.items():
+            if host not in members and state.told_away.get(host) != reason:
+                state.told_away[host] = reason
+                self.emit({"type": "away", "host": host, "reason": reason})
+        for host in members:
+            if state.told_away.pop(host, None) is not None and host not in state.away:
+                self.emit({"type": "back", "host": host})
 
     def _choose(self, hosts: Collection[str], *, tell: bool = False) -> list[str]:
         """Choose who of these goes on, in rank order. tell: emit also who is left out, and why."""
@@ -251,9 +290,16 @@ class Coordinator:
         return self.clock() - state.orphaned_since < limit
 
     def _should_regroup(self) -> bool:
-        """Below min_hosts, or where somebody can be let in. Pairs who found no way to each other only now go on."""
-        members, best = set(self.members), set(self._choose(self.state.present))
-        return not self.stopping and (len(members) < self.min_hosts or not best <= members)
+        """Where somebody leaves or can be let in, or below min_hosts. Pairs who found no way only now go on."""
+        members, best = set(self.members), set(self._choose(self._may_be_called()))
+        leaves = not members.isdisjoint(self.state.away)
+        return not self.stopping and (len(members) < self.min_hosts or leaves or not best <= members)
+
+    def _has_handed_over(self) -> bool:
+        """Say whether members are away who only came to bring others to their state, which has just been done."""
+        assert self.generation
+        leaves = not self.state.away.keys().isdisjoint(self.members)
+        return leaves and not self.stopping and not self.generation.continues_round
 
     def _form(self, members: list[str]) -> None:
         state = self.state
@@ -266,6 +312,7 @@ class Coordinator:
         state.votes, state.vote, state.paused = {}, 0, set()
         state.orphaned_since = state.apart_since = None
         state.trouble.clear()
+        self._tell_away(members)
         self.emit({"type": "generation", "number": state.formed, "hosts": members})
         for host in members:
             self.send(host, state.generation.message())
@@ -296,7 +343,9 @@ class Coordinator:
             samples = {host: vote["samples"] for host, vote in state.votes.items()}
             kind = "stopped" if first["cut_short"] else "commit"
             self.emit({"type": kind, "generation": generation, "round": first["round"], "samples": samples})
-        regroup = first["what"] == ROUND and self._should_regroup()
+        regroup = (first["what"] == ROUND and self._should_regroup()) or (
+            first["what"] == STATE_SYNC and self._has_handed_over()
+        )
         for host in members:
             self.send(host, {"type": "commit", "generation": generation, "vote": state.vote, "regroup": regroup})
         state.votes, state.vote, state.apart_since = {}, state.vote + 1, None

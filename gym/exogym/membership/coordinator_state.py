@@ -150,6 +150,7 @@ class CoordinatorState:
     """last: who was in when ranks last agreed, and has that in a checkpoint. remembering: those of them whose processes
     are still the same. awaited: who has not come yet for the first time. vote: the number of the vote that is going on.
     ending_round: of which a member has asked whether it is cut short; None if none has since the members began one.
+    away: who is to leave, or has left, and why. told_away: of whom users have heard that they left, and why.
     """
 
     generation: Generation | None = None
@@ -160,6 +161,8 @@ class CoordinatorState:
     remembering: set[str] = field(default_factory=set)
     awaited: set[str] = field(default_factory=set)
     paused: set[str] = field(default_factory=set)  # who is there, but too few to begin a round
+    away: dict[str, str] = field(default_factory=dict)
+    told_away: dict[str, str] = field(default_factory=dict)
     votes: dict[str, dict[str, Any]] = field(default_factory=dict)
     vote: int = 0
     is_mid_round: bool = False

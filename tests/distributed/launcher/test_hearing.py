@@ -187,6 +187,19 @@ def test_a_model_is_loaded_before_a_group_is_taken(host_for):
     assert host.asked == [("before", ()), ("before", (0,)), ("before", (1,)), ("after", ()), ("after", (2,))]
 
 
+def test_a_host_that_is_to_leave_gives_back_what_it_has_not_begun(monkeypatch):
+    monkeypatch.setattr(hearing, "_Host", StandIn)
+    dealer, asked = Dealer([[0], [1], [2]]), []
+    hosts = DecodingHosts(
+        ["h2"], {"before": dealer}, lambda *_: None, lambda host: asked.append(host) or len(asked) > 1
+    )
+    wait_until(lambda: len(asked) == 2 and dealer.has_waiting, 10)
+    time.sleep(0.1)
+    assert StandIn.last.asked == [("before", ()), ("before", (0,))] and asked == ["h2", "h2"]
+    assert [dealer.take_here(), dealer.take_here()] == [(1,), (2,)]
+    hosts.close()
+
+
 def test_no_model_is_loaded_for_which_nothing_waits(host_for):
     dealer, later = Dealer([[0]]), Dealer([[1]])
     group = dealer.take_here()

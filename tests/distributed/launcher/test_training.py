@@ -75,6 +75,44 @@ def test_events_and_lines_carry_their_host():
     assert not run.of("beat") and not run.of("vote")
 
 
+# leaving, and coming back
+
+
+def test_a_host_is_left_out_as_long_as_a_person_wants_it():
+    asked: set[str] = set()
+    run = Run(train, train, train, asked_away=lambda: asked)
+    run.at("commit", 2, lambda: asked.add("host1"))
+    run.at("commit", 20, asked.clear)
+    run.at("generation", 3, run.stop)
+    run.run()
+    assert run.generations() == ["012", "02", "012"] and not run.of("lost")
+    assert run.of("away") == [{"type": "away", "host": "host1", "reason": "asked"}]
+    assert run.of("back") == [{"type": "back", "host": "host1"}] and run.hosts[1].again == [False]
+
+
+def test_a_host_that_says_that_it_is_in_use_is_left_out_until_it_says_that_it_is_not():
+    run = Run(train, train)
+    say = lambda why: run.hosts[1].toy.say({"type": "in_use", "why": why})  # noqa: E731
+    run.at("commit", 2, lambda: say("battery"))
+    run.at("commit", 30, lambda: say(""))
+    run.at("generation", 3, run.stop)
+    run.run()
+    assert run.generations() == ["01", "0", "01"] and not run.of("in_use")
+    assert [event["reason"] for event in run.of("away")] == ["on battery"]
+
+
+def test_one_that_is_away_may_be_lost_and_is_still_away_when_it_is_found():
+    asked: set[str] = set()
+    run = Run(train, train, asked_away=lambda: asked)
+    run.at("commit", 2, lambda: asked.add("host1"))
+    run.at("away", 1, lambda: run.hosts[1].toy.freeze())
+    run.at("lost", 1, lambda: run.background.at(5, run.hosts[1].toy.thaw))
+    run.at("away", 2, run.stop)
+    run.run()
+    told = [event["type"] for event in run.events if event["type"] in ("away", "lost", "back")]
+    assert told == ["away", "lost", "back", "away"] and run.generations() == ["01", "0"]
+
+
 # losing, and starting again
 
 

@@ -643,6 +643,76 @@ def test_a_rank_that_is_out_waits_for_the_generation_that_calls_it():
 any_host = st.sampled_from((*HOSTS, "dee"))
 
 
+# away
+
+
+def test_a_host_leaves_where_a_round_has_counted_and_is_back_at_the_next(meeting):
+    meeting.coordinator.leave("bob", "asked")
+    meeting.vote(VALIDATION)
+    assert meeting.generations() == [HOSTS]
+    meeting.vote(ROUND)
+    assert meeting.generations() == [HOSTS, ("ada", "cy")] and meeting.members["bob"].mail[-1] == {"type": "excluded"}
+    meeting.coordinator.lost("cy")
+    meeting.come("cy")
+    meeting.vote(STATE_SYNC)
+    meeting.coordinator.come_back("bob")
+    assert [event["type"] for event in meeting.events if event.get("host") == "bob"] == ["away"]
+    meeting.vote(ROUND)
+    assert meeting.generations()[2:] == [("ada",), HOSTS]
+    assert {"type": "away", "host": "bob", "reason": "asked"} in meeting.events
+    assert meeting.events[-2:-1] == [{"type": "back", "host": "bob"}]
+
+
+def test_one_that_is_away_is_there_once_more_for_those_who_have_lost_the_newest_state(meeting):
+    meeting.coordinator.leave("cy", "on battery")
+    meeting.vote(ROUND)  # cy remembers it: those who go on have not met yet
+    for host in ("ada", "bob"):
+        meeting.coordinator.lost(host)
+    assert meeting.commits("paused")[-1] == {"type": "paused", "hosts": [], "min_hosts": 1, "away": ["cy"]}
+    meeting.come("ada")
+    assert meeting.generations()[-1] == ("ada", "cy")
+    meeting.vote(STATE_SYNC)
+    assert meeting.generations()[-1] == ("ada",) and not meeting.coordinator.generation.continues_round
+    assert [event["type"] for event in meeting.events[-2:]] == ["away", "generation"]
+    assert len(meeting.commits()) == 2
+
+
+def test_where_all_are_away_the_run_pauses_and_a_stop_ends_it_with_what_they_have(meeting):
+    for host in HOSTS:
+        meeting.coordinator.leave(host, "asked")
+    meeting.vote(ROUND)
+    assert meeting.coordinator.generation is None and meeting.commits("paused")[-1]["away"] == [*HOSTS]
+    meeting.coordinator.stop()
+    assert meeting.generations()[-1] == HOSTS
+    meeting.vote(STATE_SYNC)
+    meeting.vote(END)
+    assert meeting.coordinator.ended
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_one_that_is_away_before_it_has_come_is_waited_for_only_if_it_may_have_the_newest_state(resumed):
+    meeting = Meeting(resumed=resumed)
+    meeting.coordinator.leave("bob", "asked")
+    meeting.come("ada", "cy")
+    assert meeting.generations() == ([] if resumed else [("ada", "cy")])
+    meeting.come("bob")
+    if resumed:
+        meeting.vote(STATE_SYNC)
+    assert meeting.generations()[-1] == ("ada", "cy")
+
+
+def test_fewer_than_min_hosts_are_left_and_a_stop_is_not_held_up_by_who_is_away():
+    meeting = Meeting(min_hosts=3)
+    meeting.come(*HOSTS)
+    meeting.vote(STATE_SYNC)
+    meeting.coordinator.leave("bob", "asked")
+    meeting.vote(ROUND)
+    about = {"hosts": ["ada", "cy"], "min_hosts": 3, "away": ["bob"]}
+    assert meeting.commits("paused") == [{"type": "paused", **about}]
+    meeting.coordinator.stop()
+    assert meeting.generations()[-1] == ("ada", "cy")
+
+
 class Meetings(RuleBasedStateMachine):
     """Hosts come, fall silent, wake up, die; members vote and complain: rules, in any order.
 
@@ -654,7 +724,7 @@ class Meetings(RuleBasedStateMachine):
         self.meeting = Meeting((*HOSTS, "dee"), min_hosts)
         self.coordinator, self.members = self.meeting.coordinator, self.meeting.members
         self.coordinator.send = self.send
-        self.there, self.awaited = set(), set(self.members)
+        self.there, self.awaited, self.left = set(), set(self.members), set()
         self.voters, self.agreed = defaultdict(set), {}
         self.last: Generation | None = None
         for host in sorted(here):
@@ -683,9 +753,15 @@ class Meetings(RuleBasedStateMachine):
         if generation.continues_round:
             assert generation.members == tuple(host for host in there if host in self.last.members), "no newcomer"
         else:
-            enough = not self.awaited and len(there) >= self.coordinator.min_hosts
-            assert generation.members == there and (enough or self.coordinator.stopping)
+            enough = not self.awaited and len(self.there - self.left) >= self.coordinator.min_hosts
+            assert generation.members == tuple(self.may_come()) and (enough or self.coordinator.stopping)
         self.last = generation
+
+    def may_come(self):
+        """Who is there and not away, or all if only those who are away may have the newest state."""
+        there = [host for host in self.members if host in self.there]
+        here = [host for host in there if host not in self.left]
+        return here if self.coordinator.state.remembering.intersection(here) else there
 
     @rule(host=any_host, anew=st.booleans())
     def come(self, host, anew):
@@ -702,6 +778,17 @@ class Meetings(RuleBasedStateMachine):
         self.there.discard(host)
         self.awaited.discard(host)
         self.coordinator.lost(host)
+
+    @rule(host=any_host)
+    def leave(self, host):
+        self.left.add(host)
+        self.awaited.discard(host)
+        self.coordinator.leave(host, "asked")
+
+    @rule(host=any_host)
+    def come_back(self, host):
+        self.left.discard(host)
+        self.coordinator.come_back(host)
 
     @rule(host=any_host, what=st.sampled_from((ROUND, ROUND, ROUND, ROUND, VALIDATION, END)))
     def vote(self, host, what):
@@ -751,7 +838,8 @@ class Meetings(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_in_vain(self):
-        enough = self.there and (self.coordinator.stopping or len(self.there) >= self.coordinator.min_hosts)
+        here = self.there - self.left
+        enough = self.there and (self.coordinator.stopping or len(here) >= self.coordinator.min_hosts)
         if enough and not self.awaited and self.coordinator.state.orphaned_since is None:
             assert self.coordinator.generation
 
@@ -762,6 +850,7 @@ class Meetings(RuleBasedStateMachine):
         rounds, was_ending = len(self.meeting.commits()), END in self.agreed.values()
         for what in [ROUND] * 12 + [END] * 12:
             for host in self.members:
+                self.come_back(host)
                 self.come(host, anew=False)
             if self.coordinator.ended:
                 break

@@ -35,9 +35,8 @@ def happening(chance: random.Random):
     host = chance.choice(HOSTS)
     what = chance.choice([STATE_SYNC, ROUND, ROUND, ROUND, END] if chance.random() < 0.02 else [STATE_SYNC, ROUND])
     unreached = chance.sample(HOSTS, chance.choice([0, 0, 1]))
-    kind = chance.choice(
-        ["ready", "ready", "lost", "vote", "vote", "vote", "all vote", "trouble", "reach", "stalled", "round_end"]
-    )
+    kinds = ["ready", "ready", "lost", "vote", "vote", "vote", "all vote", "trouble", "reach", "stalled", "round_end"]
+    kind = chance.choice([*kinds, "leave", "come_back"])
     return kind, host, what, [other for other in unreached if other != host], chance.choice([0.125, 2.5, 30.0])
 
 
@@ -56,6 +55,8 @@ def tell(listener: Listener, kind: str, host: str, what: str, unreached: list[st
         getattr(coordinator, kind)(host, about)
     elif kind == "stalled":
         coordinator.stalled()
+    elif kind == "leave":
+        coordinator.leave(host, "asked")
     else:
         getattr(coordinator, kind)(host)
 

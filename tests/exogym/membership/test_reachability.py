@@ -359,13 +359,12 @@ class Networks(Meetings):
         if generation == self.last:
             return
         assert generation.number == (self.last.number if self.last else 0) + 1
-        there = [host for host in self.members if host in self.there]
+        there = self.may_come()
         if generation.continues_round:
-            there = [host for host in there if host in self.last.members]
+            there = [host for host in self.last.members if host in self.there]
         else:
-            assert self.coordinator.stopping or (
-                not self.awaited and len(generation.members) >= self.coordinator.min_hosts
-            )
+            enough = len({*generation.members} - self.left) >= self.coordinator.min_hosts
+            assert self.coordinator.stopping or (not self.awaited and enough)
         assert not self.known(generation.members), "a pair known to be apart"
         knowing = self.coordinator.state.remembering & set(there) or self.coordinator.state.last & set(there)
         assert list(generation.members) == best_of_all(there, self.known(there), knowing)
@@ -382,11 +381,10 @@ class Networks(Meetings):
 
     @invariant()
     def nobody_waits_in_vain(self):
-        there = [host for host in self.members if host in self.there]
-        knowing = self.coordinator.state.remembering & self.there or self.coordinator.state.last & self.there
-        most = best_of_all(there, self.known(there), knowing) if there else []
-        ready = most and not self.awaited and self.coordinator.state.orphaned_since is None
-        if ready and (self.coordinator.stopping or len(most) >= self.coordinator.min_hosts):
+        there, state = self.may_come(), self.coordinator.state
+        most = best_of_all(there, self.known(there), state.remembering & {*there} or state.last & {*there})
+        ready = most and not self.awaited and state.orphaned_since is None
+        if ready and (self.coordinator.stopping or len({*most} - self.left) >= self.coordinator.min_hosts):
             self.coordinator.tick()  # it looks again when one of them reaches another
             assert self.coordinator.generation
 
@@ -403,6 +401,8 @@ class Networks(Meetings):
         if self.coordinator.generation and not self.coordinator.ended:
             assert self.works() and len(self.meeting.commits()) > rounds
         self.blocked.clear()
+        for host in self.members:
+            self.come_back(host)
         for _ in range(FRUITLESS + 8):
             self.go_on()
         if not self.coordinator.ended and not self.coordinator.stopping:
