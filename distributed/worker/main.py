@@ -72,8 +72,8 @@ def work(spec: RunSpec, channel: ControlChannel) -> NoReturn:
     """Be a rank until the launcher ends this process."""
     hold(Path())
     gc.disable()  # a sixth of the time of so many imports
-    from .readings import tell_readings
     from .in_use import InUse
+    from .readings import tell_readings
     from .train import run  # torch and transformers: seconds, in which the channel is already watched
 
     gc.enable()

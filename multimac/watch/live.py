@@ -130,7 +130,7 @@ def _readings(host: HostView) -> list[tuple[str, str]]:
         told |= {
             "processor": _percent(machine.cpu),
             "GPU": _percent(machine.gpu),
-            "memory": f"{size(machine.memory_used)} of {size(machine.memory_total)}" if machine.memory_total else "",
+            "memory": _memory(machine),
             "temperature": f"{machine.temperature:.0f} °C" if machine.temperature else "",
             "heat": machine.thermal,
             "power": _power(machine),
@@ -140,6 +140,10 @@ def _readings(host: HostView) -> list[tuple[str, str]]:
 
 def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.0f} %"
+
+
+def _memory(machine: Event) -> str:
+    return f"{size(machine.memory_used or 0)} of {size(machine.memory_total)}" if machine.memory_total else ""
 
 
 def _power(machine: Event) -> str:

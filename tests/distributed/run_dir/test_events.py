@@ -132,7 +132,9 @@ def test_curves_are_means_over_hosts_and_steps_made_again_replace_the_old_ones(h
         {"time": 20.0, "type": "validation", "step": 2, "loss": 3.0},
     ]
     found = figures(history(BEGIN, *first, BEGIN, *again, END))
-    assert found["curves"] == Curves(loss=((1, 2.0), (2, 1.5)), validation=((2, 3.0),), lr=((1, 1e-4), (2, 1e-4)))
+    own = {"a": ((1.0, 2.0), (2.0, 1.0)), "b": ((2.0, 2.0),)}
+    means = {"loss": ((1, 2.0), (2, 1.5)), "validation": ((2, 3.0),), "lr": ((1, 1e-4), (2, 1e-4))}
+    assert found["curves"] == Curves(of_hosts=own, **means)
     assert (found["steps"], found["clips"], found["attempts"]) == (2, 12, 2)
     assert [(host.name, host.clips) for host in found["per_host"]] == [("a", 8), ("b", 4)]
 
