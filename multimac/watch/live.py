@@ -44,11 +44,11 @@ class LiveRun:
         going_on = is_running(self.run_dir)  # before the events are read: what it says last is among them then
         if not self._read_events() and self.has_ended and not going_on:
             return
-        began = time.monotonic()
-        if began >= self._due or not going_on or self.has_ended:
+        began = time.thread_time()
+        if time.monotonic() >= self._due or not going_on or self.has_ended:
             self._found = self._contents(going_on)
             self.parts = {part: rendered("page.html", block=part, **self._found) for part in PARTS if part != "now"}
-            self._due = time.monotonic() + max(EVERY_S, (time.monotonic() - began) / SHARE)
+            self._due = time.monotonic() + max(EVERY_S, (time.thread_time() - began) / SHARE)
         self.has_ended = not going_on
         self.parts = {**self.parts, "now": rendered("now.html", **self._now())}
 
@@ -78,7 +78,8 @@ class LiveRun:
         tests = self._found["tests"] if measured == self._measured else None if measured else []
         self._measured = measured
         found = contents(self.run_dir, read=self._read, tests=tests)
-        return found | {"live": True}
+        state = found["state"][going_on:]  # how far it is stands below, and is newer there
+        return found | {"live": True, "state": state}
 
     def _now(self) -> dict[str, Any]:
         """Gather what changes with every step."""
