@@ -66,7 +66,7 @@ FIGURES = (
     Column("round", lambda host: str(host.round or ""), 1),
     Column("sent", lambda host: size(host.sent) if host.sent else "", 2),
     Column("left", lambda host: duration(host.remaining), 7),
-    Column("", lambda host: harmless(host.device if host.state == "training" else host.state), right=False),
+    Column("", lambda host: harmless(host.device if host.state == "training" else host.state), 8, right=False),
 )
 
 
