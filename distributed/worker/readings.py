@@ -70,9 +70,9 @@ def sensors() -> dict[str, Any]:
 
 def tell_readings(send: Callable[[dict], None]) -> None:
     """Send the event `machine` from a thread, as long as this process lives."""
-    readings = Readings()
 
     def tell() -> None:
+        readings = Readings()  # psutil keeps what it has measured by thread
         while True:
             time.sleep(EVERY_S)
             send({"type": "machine", **readings.take()})

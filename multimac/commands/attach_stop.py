@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from rich.console import Group
 from rich.live import Live
-from rich.table import Table
 from typer import Option
 
+from distributed.hosts.paths import PROJECT
 from distributed.launcher import follow as follower
 from distributed.launcher.follow import FINISHING, Attached, PlainScreen, Starter, start_launcher
 from distributed.run_dir.find import find_run
@@ -20,15 +24,18 @@ from distributed.run_dir.folder import is_running, launcher_pid
 from distributed.run_dir.log import read_events
 from distributed.run_dir.run_view import RunView
 from distributed.run_dir.summary import read_run
+from multimac.view.keys import is_in_front, keys
 from multimac.view.models import folders_of
 from multimac.view.progress import can_move
+from multimac.view.run_screen import screen
 from multimac.view.run_tables import print_next
 from multimac.view.terminal import Console
 from whisper_tuner.errors import ExitStatus, RunError
 from whisper_tuner.interrupts import noted
-from whisper_tuner.text import duration, size
 
 from .options import CONFIG, Config, Run, RunsDir, command
+
+STOP = "Ctrl-C: stop the run"
 
 
 def start(console: Console, run_dir: Path, *, resume: bool = False, detach: bool = False) -> ExitStatus:
@@ -97,41 +104,77 @@ def going_on(folders: Sequence[Path], name: str) -> tuple[Path, Attached]:
 
 
 def follow(run_dir: Path, launch: Starter, console: Console, *, position: int = 0) -> ExitStatus:
-    """Show a run, as launcher.follow.follow: in a live table on a terminal, in plain lines elsewhere."""
+    """Show a run, as launcher.follow.follow: on one screen of a terminal, in plain lines elsewhere."""
     if not can_move(console):
         return follower.follow(run_dir, launch, PlainScreen(), position=position)
-    with Live(console=console, refresh_per_second=4, transient=True) as live:
-        return follower.follow(run_dir, launch, _Live(live), position=position)
+    with noted(signal.SIGTSTP) as stops, FullScreen(console, run_dir, stops) as shown:
+        return follower.follow(run_dir, launch, shown, position=position)
 
 
-class _Live:
-    def __init__(self, live: Live):
-        self._live = live
+class FullScreen:
+    """Shows a run in place of what the terminal has shown, which is there again afterwards.
+
+    All lines of the run are then printed below it. stops: a Ctrl-Z adds to it, and puts this process to rest.
+    """
+
+    def __init__(self, console: Console, run_dir: Path, stops: list[int]):
+        self._console, self._run_dir, self._stops = console, run_dir, stops
+        self._lines: list[str] = []
+        self._shown: object = None  # what the terminal shows now
+        self._terminal: ExitStack | None = None
+
+    def __enter__(self) -> FullScreen:
+        self._enter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave()
+        for line in self._lines:
+            self._console.print(line, soft_wrap=True)
+
+    def _enter(self) -> None:
+        with ExitStack() as stack:
+            self._pressed = stack.enter_context(keys())
+            self._live = stack.enter_context(Live(console=self._console, screen=True, auto_refresh=False))
+            self._hint = f"w: live page   {STOP}" if self._pressed else STOP
+            self._terminal, self._shown = stack.pop_all(), None
+
+    def _leave(self) -> None:
+        if self._terminal:
+            self._terminal.close()
+            self._terminal = None
 
     def print(self, line: str) -> None:
-        self._live.console.print(line, soft_wrap=True)
+        self._lines.append(line)
 
     def update(self, view: RunView) -> None:
-        self._live.update(table(view))
-
-
-def table(view: RunView) -> Table:
-    rows = Table(expand=False, header_style="bold", box=None, padding=(0, 1, 0, 0))
-    has_rounds = any(host.round for host in view.hosts.values())
-    for name in ("host", "epoch", "step", "loss", "clips/s", *(["round"] if has_rounds else []), "sent", "left", ""):
-        rows.add_column(name, justify="left" if name in ("host", "") else "right")
-    for host in view.hosts.values():
-        rows.add_row(
-            host.name.removesuffix(".local"),
-            str(host.epoch or ""),
-            f"{host.step}/{host.total_steps}" if host.total_steps else "",
-            f"{host.loss:.3f}" if host.loss is not None else "",
-            f"{host.speed:.1f}" if host.speed else "",
-            *([str(host.round or "")] if has_rounds else []),
-            size(host.sent) if host.sent else "",
-            duration(host.remaining),
-            host.device if host.state == "training" else host.state,
+        if self._stops:
+            self._stops.clear()
+            self._leave()
+            noting = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTSTP)  # which does nothing where no shell could wake this process
+            signal.signal(signal.SIGTSTP, noting)
+        if self._terminal is None:
+            if not is_in_front():  # the shell has sent it on in the background
+                return
+            self._enter()
+        if self._pressed and self._pressed() in ("w", "W"):
+            open_page(self._run_dir)
+            self._hint = f"the live page opens in your browser   {STOP}"
+        rows = screen(
+            view, self._lines, name=self._run_dir.name, console=self._console, hint=self._hint, now=time.time()
         )
-    if view.progress:
-        rows.caption = view.progress
-    return rows
+        if self._shown != (shown := (self._console.size, rows)):  # a new size too needs all of it anew
+            self._shown = shown
+            self._live.update(Group(*rows), refresh=True)
+
+
+def open_page(run_dir: Path) -> None:
+    """Open the run's live page in the browser, by a process of its own: it goes on when this one ends."""
+    subprocess.Popen(
+        [sys.executable, str(PROJECT / "cli_typer.py"), "watch", str(run_dir)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )

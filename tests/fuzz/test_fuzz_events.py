@@ -24,8 +24,9 @@ from distributed.run_dir.folder import launcher_pid
 from distributed.run_dir.log import new_events, read_events, scan
 from distributed.run_dir.run_view import RunView
 from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, INTERRUPTED, read_run
-from multimac.commands.attach_stop import follow, table
+from multimac.commands.attach_stop import follow
 from multimac.commands.runs import to_json
+from multimac.view.run_screen import screen
 from multimac.view.run_tables import curve_lines, facts, host_table, list_table
 
 AT = {"time": 1763726400.0, "host": "mini.local", "rank": 0}
@@ -227,8 +228,8 @@ def followed(run: Path, data: bytes) -> None:
     assert ("mini.local: skipped: line 3: empty text" in told) >= (EVENTS[8] in [event.written for event in events])
     ends = [event for event in events if event.type == "end" or (event.type == "phase" and event.host is None)]
     assert view.end == (ends[-1] if ends and ends[-1].type == "end" else None)
-    console = Console(file=io.StringIO(), width=200, markup=False)
-    outcome(lambda: console.print(table(view)))
+    console = Console(file=io.StringIO(), width=200, height=50, markup=False)
+    outcome(lambda: console.print(*screen(view, told, name="run", console=console, now=0.0), sep="\n"))
     assert not re.search(r"\b(nan|inf|None)\b", console.file.getvalue()) or b"nan" in data.lower() or b"None" in data
     with contextlib.redirect_stdout(io.StringIO()):
         status = outcome(follow, run, lambda: SimpleNamespace(poll=lambda: 0, returncode=0), console)

@@ -78,6 +78,21 @@ def test_this_machine_is_told_at_no_cost(monkeypatch):
         assert 0 < event.memory_used < event.memory_total and 0 <= event.cpu <= 100, number
 
 
+def test_the_first_reading_tells_of_the_time_before_it(monkeypatch):
+    monkeypatch.setattr(readings, "EVERY_S", 0.5)
+    said: list[dict] = []
+
+    def send(event):
+        said.append(event)
+        threading.Event().wait()
+
+    tell_readings(send)
+    until = time.monotonic() + 20
+    while not said and time.monotonic() < until:
+        pass  # one core is busy
+    assert said[0]["cpu"] > 0
+
+
 def test_battery_and_mains(monkeypatch):
     monkeypatch.setattr(psutil, "sensors_battery", lambda: psutil._ntuples.sbattery(71.4, 9000, False), raising=False)
     assert readings.battery() == {"battery": 71, "on_mains": False}

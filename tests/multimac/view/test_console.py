@@ -2,6 +2,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from distributed.launcher.follow import PlainScreen
 from distributed.run_dir.events import UNNAMED, event_of
 from distributed.run_dir.log import read_events
 from distributed.run_dir.run_view import RunView
-from multimac.commands.attach_stop import follow, table
+from multimac.commands.attach_stop import follow
+from multimac.view.run_screen import DONE, TO_DO, screen
 from whisper_tuner.errors import ExitStatus, RunError
 from whisper_tuner.text import duration, size
 
@@ -124,11 +126,16 @@ def take(view: RunView, event: dict) -> None:
 
 
 def state(view: RunView, host: str) -> str:
-    """A host's row of the table, without its name."""
-    console = Console(file=io.StringIO(), width=100)
-    console.print(table(view))
-    [row] = [line for line in console.file.getvalue().splitlines() if line.startswith(host)]
-    return " ".join(row.split()[1:])
+    """A host's row of the screen, without its name and its bar."""
+    [row] = [row for row in screen_of(view) if row.startswith(host)]
+    return " ".join(word for word in row.split()[1:] if not {*word} <= {DONE, TO_DO})
+
+
+def screen_of(view: RunView, *told: str, width: int = 100, height: int = 24, now: float = 0.0, name="run") -> list[str]:
+    console = Console(width=width, height=height)
+    rows = screen(view, told, name=name, console=console, hint="w: live page", now=now)
+    assert len(rows) == height and all(row.cell_len <= width for row in rows), [row.plain for row in rows]
+    return [row.plain for row in rows]
 
 
 def test_who_is_lost_goes_on_and_joins_is_told_in_lines(tmp_path):
@@ -209,25 +216,85 @@ def test_the_table_tells_what_each_host_does():
         take(view, START | {"host": host})
         take(view, STEP | {"host": host, "step": 1, "loss": 2.0, "samples": 4, "seconds": 8.0})
     take(view, generation(1, "h1", "h2"))
-    assert state(view, "h2") == "1 1/4 2.000 0.5 0:24 cpu"
+    assert state(view, "h2") == "1/4 2.000 0.5 0:24 cpu"
     for event, expected in [
-        ({"type": "apart", "pairs": [["h1", "h2"]], "hosts": ["h2"]}, "1 1/4 2.000 0.5 not reached"),
-        (lost("h2"), "1 1/4 2.000 lost"),
-        (lost("h2", given_up=True), "1 1/4 2.000 given up"),
-        ({"type": "back", "host": "h2"}, "1 1/4 2.000 waiting"),
-        ({"type": "phase", "host": "h2", "phase": "load"}, "1 1/4 2.000 loading"),
-        (generation(2, "h1"), "1 1/4 2.000 loading"),
-        ({"type": "preparing", "host": "h2", "done": 3, "total": 5}, "1 1/4 2.000 preparing 3/5 clips"),
-        ({"type": "preparing", "host": "h2", "done": 5, "total": 5}, "1 1/4 2.000 waiting"),
-        ({"type": "phase", "host": "h2", "phase": "load"}, "1 1/4 2.000 loading"),
-        (resumed("h2", 3), "1 3/4 2.000 2 loading"),
-        ({"type": "paused", "hosts": ["h2"], "min_hosts": 3}, "1 3/4 2.000 2 paused"),
-        (generation(3, "h1", "h2"), "1 3/4 2.000 2 cpu"),
-        ({"type": "plan", "host": "h2", "total_steps": 9, "hosts": 2}, "1 3/9 2.000 2 cpu"),
+        ({"type": "apart", "pairs": [["h1", "h2"]], "hosts": ["h2"]}, "1/4 2.000 0.5 not reached"),
+        (lost("h2"), "1/4 2.000 lost"),
+        (lost("h2", given_up=True), "1/4 2.000 given up"),
+        ({"type": "back", "host": "h2"}, "1/4 2.000 waiting"),
+        ({"type": "phase", "host": "h2", "phase": "load"}, "1/4 2.000 loading"),
+        (generation(2, "h1"), "1/4 2.000 loading"),
+        ({"type": "preparing", "host": "h2", "done": 3, "total": 5}, "1/4 2.000 preparing 3/5 clips"),
+        ({"type": "preparing", "host": "h2", "done": 5, "total": 5}, "1/4 2.000 waiting"),
+        ({"type": "phase", "host": "h2", "phase": "load"}, "1/4 2.000 loading"),
+        (resumed("h2", 3), "3/4 2.000 2 loading"),
+        ({"type": "paused", "hosts": ["h2"], "min_hosts": 3}, "3/4 2.000 2 paused"),
+        (generation(3, "h1", "h2"), "3/4 2.000 2 cpu"),
+        ({"type": "plan", "host": "h2", "total_steps": 9, "hosts": 2}, "3/9 2.000 2 cpu"),
     ]:
         take(view, event)
         assert state(view, "h2") == expected
-    assert state(view, "h1") == "1 1/4 2.000 0.5 0:24 cpu"
+    assert state(view, "h1") == "1/4 2.000 0.5 0:24 cpu"
+
+
+MACHINE = {"type": "machine", "cpu": 93, "gpu": 88, "memory_used": 76, "memory_total": 100, "battery": 71, "time": 9.0}
+
+
+def run_of(hosts: int) -> RunView:
+    view = RunView()
+    for number in range(hosts):
+        host = {"host": f"mac-{number}.local"}
+        take(view, START | host | {"total_steps": 2480})
+        for step in (1238, 1239, 1240):
+            about = {"step": step, "loss": 0.2941, "samples": 40, "seconds": 4.0, "bytes": 15_900_000}
+            take(view, STEP | host | about)
+        take(view, MACHINE | host | {"on_mains": bool(number), "thermal": "serious", "temperature": 71.0})
+    return view
+
+
+def test_a_wide_screen_has_what_machines_tell_in_columns():
+    head, _, names, first, *_ = screen_of(run_of(2), width=140, height=40, now=20.0)
+    assert head == "run  training  1:22:40 left  epoch 1"
+    assert names.split() == [
+        "host",
+        "step",
+        "loss",
+        "clips/s",
+        "sent",
+        "left",
+        "cpu",
+        "gpu",
+        "memory",
+        "heat",
+        "battery",
+    ]
+    assert " ".join(first.split()) == (
+        "mac-0 ━━━━━━────── 1240/2480 0.294 10.0 47.7 MB 1:22:40 cpu 93 % 88 % 76 % 71 °C serious 71 %, no mains"
+    )
+
+
+def test_at_80_columns_they_are_a_row_of_their_own_and_an_old_word_is_not_shown():
+    told = [f"step {number}: validation loss 0.5" for number in range(50)]
+    rows = screen_of(run_of(2), *told, width=80, now=20.0)
+    assert rows[4] == "  cpu 93 %, gpu 88 %, memory 76 %, heat 71 °C serious, battery 71 %, no mains"
+    assert rows[-2:] == [told[-1], "w: live page"] and rows[8] == told[-15]
+    assert not any("cpu 93" in row for row in screen_of(run_of(2), width=80, now=60.0))
+
+
+@pytest.mark.parametrize("width", [30, 45, 60, 80, 140])
+@pytest.mark.parametrize("height", [5, 10, 24, 40])
+@pytest.mark.parametrize("hosts", [0, 1, 3, 12])
+def test_what_does_not_fit_is_left_out_and_no_word_is_cut(width, height, hosts):
+    line, rest = (
+        "mac-1 is lost: the SSH connection was lost",
+        ("w:", "live", "page", "and", "more", "host", "hosts", ""),
+    )
+    whole = screen_of(run_of(hosts), line, width=300, height=100, now=20.0)
+    rows = screen_of(run_of(hosts), line, width=width, height=height, now=20.0)
+    seen, known = ({word for row in found for word in re.split(r"[ ,]+", row)} for found in (rows, whole))
+    assert {word for word in seen if not word.isdigit()} <= known | {*rest}
+    if 0 < hosts < height - 4:
+        assert sum(row.startswith("mac-") and " is lost" not in row for row in rows) == hosts
 
 
 def test_plain_lines_tell_of_long_preparations(capsys):
