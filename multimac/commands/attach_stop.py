@@ -38,8 +38,12 @@ from .options import CONFIG, Config, Run, RunsDir, command
 STOP = "Ctrl-C: stop the run"
 
 
-def start(console: Console, run_dir: Path, *, resume: bool = False, detach: bool = False) -> ExitStatus:
+def start(
+    console: Console, run_dir: Path, *, resume: bool = False, watch: bool = False, detach: bool = False
+) -> ExitStatus:
     """Start the launcher, and follow it from there; `detach`: only until others can tell that it is running."""
+    if watch:
+        open_page(run_dir)
     _, position = read_events(run_dir / "events.jsonl")  # what a run had told before it is resumed
     launch = partial(start_launcher, run_dir, resume=resume, report="multimac.report")
     if not detach:
@@ -172,7 +176,7 @@ class FullScreen:
 def open_page(run_dir: Path) -> None:
     """Open the run's live page in the browser, by a process of its own: it goes on when this one ends."""
     subprocess.Popen(
-        [sys.executable, str(PROJECT / "cli_typer.py"), "watch", str(run_dir)],
+        [sys.executable, str(PROJECT / "cli_typer.py"), "watch", str(run_dir), "--until-unwatched"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

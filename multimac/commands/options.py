@@ -25,6 +25,7 @@ Set = Annotated[
     list[str] | None,
     Option("--set", metavar="KEY=VALUE", help="A setting for this run, as in config.ini; several times."),
 ]
+Watching = Annotated[bool, Option("--watch", help="Open the run's live page in the browser.")]
 Detach = Annotated[bool, Option("--detach", help="Return once the run has begun: see `runs attach`.")]
 MODEL = "A run's id, the beginning of one, its folder, or `last`; a model's folder; or a hub id."
 CONFIG, HOSTS = Path("config.ini"), Path("distributed_hosts.json")

@@ -32,6 +32,7 @@ def resume_run(
     name: str = "",
     hosts_file: Path | None = None,
     no_sync: bool = False,
+    watch: bool = False,
     detach: bool = False,
 ) -> ExitStatus:
     """Go on with a run, also on the hosts of another hosts file. Raises TunerError, also if its name is not `name`."""
@@ -46,7 +47,7 @@ def resume_run(
         raise ConfigError(what, remedy="Leave --hosts and --no-sync out.")
     hosts = ", ".join(rank.label for rank in launch.ranks)
     console.print(f"{launch.name}: resuming {launch.run_id} on {hosts}", soft_wrap=True)
-    return start(console, run_dir, resume=True, detach=detach)
+    return start(console, run_dir, resume=True, watch=watch, detach=detach)
 
 
 def _check(run_dir: Path, launch: Launch, name: str) -> None:

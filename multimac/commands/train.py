@@ -39,7 +39,7 @@ from whisper_tuner.files import shown
 from whisper_tuner.text import counted, duration, size
 
 from .attach_stop import start
-from .options import CONFIG, Config, Detach, Resume, Set, command
+from .options import CONFIG, Config, Detach, Resume, Set, Watching, command
 from .resume import resume_run
 
 NO_TEST = "there is no test set, so WER is not measured; to split one off"
@@ -51,14 +51,15 @@ def finetune(
     profile: Annotated[str, Argument(help="A [profile:NAME].")] = "",
     settings: Set = None,
     resume: Resume = "",
+    watch: Watching = False,
     detach: Detach = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
     """Train a profile on this machine."""
     if resume:
         _only_new(settings)
-        return resume_run(config, resume, name=profile, detach=detach)
-    return train_here(config, _named(profile), settings=settings or (), detach=detach)
+        return resume_run(config, resume, name=profile, watch=watch, detach=detach)
+    return train_here(config, _named(profile), settings=settings or (), watch=watch, detach=detach)
 
 
 @command("demo")
@@ -69,7 +70,7 @@ def demo() -> ExitStatus:
 
 
 def train_here(
-    config: Path, name: str, *, settings: Sequence[str] = (), ranks: int = 1, detach: bool = False
+    config: Path, name: str, *, settings: Sequence[str] = (), ranks: int = 1, watch: bool = False, detach: bool = False
 ) -> ExitStatus:
     """Train a profile on this machine, in `ranks` processes. Raises TunerError."""
     console = Console()
@@ -81,7 +82,7 @@ def train_here(
         )
         prepared.launch.save(run_dir)
     _announce(console, job, prepared, run_dir)
-    return start(console, run_dir, detach=detach)
+    return start(console, run_dir, watch=watch, detach=detach)
 
 
 @command("distributed-train")
@@ -95,6 +96,7 @@ def distributed_train(
     resume: Resume = "",
     dry_run: Annotated[bool, Option("--dry-run", help="Show the plan and do nothing.")] = False,
     no_sync: Annotated[bool, Option("--no-sync", help="Trust that every host has the files it needs.")] = False,
+    watch: Watching = False,
     detach: Detach = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
@@ -103,7 +105,7 @@ def distributed_train(
         _only_new(settings)
         if dry_run:
             raise ConfigError("--dry-run shows a new run, --resume continues one", remedy="Leave one of them out.")
-        return resume_run(config, resume, name=profile, hosts_file=hosts, no_sync=no_sync, detach=detach)
+        return resume_run(config, resume, name=profile, hosts_file=hosts, no_sync=no_sync, watch=watch, detach=detach)
     console, job = Console(), resolve(ConfigFile(config), _named(profile), settings=settings or ())
     hosts = hosts or job.distribution.hosts_config or _usual_hosts_file(console, job, config)
     machines = load_hosts(hosts)
@@ -137,7 +139,7 @@ def distributed_train(
             if not no_sync:
                 send(console, prepared.items, report.remotes)
             prepared.launch.save(run_dir)
-    return start(console, run_dir, detach=detach)
+    return start(console, run_dir, watch=watch, detach=detach)
 
 
 def _named(profile: str) -> str:

@@ -15,9 +15,10 @@ from distributed.run_dir.summary import RUNNING
 from multimac.report.page import contents
 from multimac.report.template import moment, rendered
 from multimac.report.timeline import KINDS
-from whisper_tuner.text import duration, size
+from multimac.view.run_screen import FIGURES, READINGS, reading_of
 
 PARTS = ("head", "now", "curves", "hosts", "faults", "wer", "what", "data", "versions", "foot")  # from the top
+SHOWN = ("loss", "clips/s", "round", "sent", "left")
 LINES = 6  # of what happened last
 # The report's parts are made anew from all events. That takes longer the longer a run is, and gets its part of a core.
 EVERY_S, SHARE = 2.0, 0.01
@@ -100,54 +101,20 @@ class LiveRun:
             "left": max(lefts) if lefts else None,
             "speed": speed,
             "times_real": speed * seconds_a_clip,
-            "cards": [_card(host) for host in hosts],
+            "cards": [_card(host, time.time()) for host in hosts],
             "lines": [(when[11:], line) for when, line in self._lines],
         }
 
 
-def _card(host: HostView) -> dict[str, Any]:
+def _card(host: HostView, now: float) -> dict[str, Any]:
     state = host.state.partition(",")[0]
+    figures = {column.name: column.cell(host) for column in FIGURES if column.name in SHOWN}
+    figures |= {"device": host.device, **{name: reading_of(name, host, now=now) for name in READINGS}}
     return {
         "name": host.name,
         "state": host.state,
         "kind": KINDS.get(state, "starting"),
         "step": host.step,
         "steps": host.total_steps,
-        "readings": _readings(host),
+        "figures": [(name, value) for name, value in figures.items() if value],
     }
-
-
-def _readings(host: HostView) -> list[tuple[str, str]]:
-    """Tell the figures of a host that are known now."""
-    told = {
-        "loss": f"{host.loss:.3f}" if host.loss is not None else "",
-        "clips/s": f"{host.speed:.1f}" if host.speed else "",
-        "round": f"{host.round:,}" if host.round else "",
-        "sent": size(host.sent) if host.sent else "",
-        "left": duration(host.remaining),
-        "device": host.device,
-    }
-    if machine := host.machine:
-        told |= {
-            "processor": _percent(machine.cpu),
-            "GPU": _percent(machine.gpu),
-            "memory": _memory(machine),
-            "temperature": f"{machine.temperature:.0f} °C" if machine.temperature else "",
-            "heat": machine.thermal,
-            "power": _power(machine),
-        }
-    return [(label, value) for label, value in told.items() if value]
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.0f} %"
-
-
-def _memory(machine: Event) -> str:
-    return f"{size(machine.memory_used or 0)} of {size(machine.memory_total)}" if machine.memory_total else ""
-
-
-def _power(machine: Event) -> str:
-    if machine.battery is None:
-        return ""
-    return f"battery {machine.battery:.0f} %, {'on mains' if machine.on_mains else 'not on mains'}"

@@ -23,7 +23,7 @@ from distributed.checkup import this_machine
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.plan.hosts_file import load_hosts
 from exogym.config import nearest
-from multimac.commands.options import CONFIG, Config, Detach, command
+from multimac.commands.options import CONFIG, Config, Detach, Watching, command
 from multimac.view.terminal import Console
 from whisper_tuner.config import KINDS as SECTION_KINDS
 from whisper_tuner.config import ConfigFile
@@ -109,6 +109,7 @@ def train(
     language: Annotated[str, typer.Option(help="Language of the speech, such as fr.")] = "",
     model: Annotated[str, typer.Option(help="A folder, or a hub id. [default: what suits machine and speech]")] = "",
     hosts: Annotated[Path | None, typer.Option("--hosts", help="Hosts file: train on all its machines.")] = None,
+    watch: Watching = False,
     detach: Detach = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
@@ -137,7 +138,7 @@ def train(
             console.print(f"Stopped: nothing was written{_but_clips(questions)}.", markup=False)
             return ExitStatus.INTERRUPTED
         _save(draft, console)
-    return _run(draft, console, detach=detach)
+    return _run(draft, console, watch=watch, detach=detach)
 
 
 def _but_clips(questions: Questions) -> str:
@@ -291,16 +292,18 @@ def _config(draft: Draft) -> str:
     return "" if draft.config_path == Path("config.ini").absolute() else f" --config {draft.config_path}"
 
 
-def _run(draft: Draft, console: Console, *, detach: bool = False) -> ExitStatus:
+def _run(draft: Draft, console: Console, *, watch: bool = False, detach: bool = False) -> ExitStatus:
     """Make the same call as the command line, then show what came of it."""
     from multimac.commands.train import distributed_train, finetune
 
     runs = draft.job().profile.runs_dir
     before = set(runs.glob("*"))
     if draft.group:
-        status = distributed_train(draft.run_name, draft.group.path, detach=detach, config=draft.config_path)
+        status = distributed_train(
+            draft.run_name, draft.group.path, watch=watch, detach=detach, config=draft.config_path
+        )
     else:
-        status = finetune(draft.run_name, detach=detach, config=draft.config_path)
+        status = finetune(draft.run_name, watch=watch, detach=detach, config=draft.config_path)
     if any((run / "final").is_dir() for run in set(runs.glob("*")) - before):
         console.print(f"  {_command(draft)}   (the same from the beginning)", markup=False, soft_wrap=True)
         if draft.data.is_doubtful:
