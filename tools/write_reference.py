@@ -201,7 +201,8 @@ def _rows(cls, without: Collection[str] = ()) -> list[Row]:
             continue
         kind, meta = kind_of(hints_of(cls)[field.name]), field.metadata
         words = "words" if typing.get_origin(kind) is tuple else KINDS[kind]
-        about = f"{words}, {limits}" if (limits := _range(meta)) else words
+        limits = _range(meta, several=words == "words")
+        about = f"{words}, {limits}" if limits else words
         value = field.default
         if value is dataclasses.MISSING:
             default = "required"
@@ -214,9 +215,9 @@ def _rows(cls, without: Collection[str] = ()) -> list[Row]:
     return rows
 
 
-def _range(meta) -> str:
+def _range(meta, *, several: bool) -> str:
     if meta["choices"]:
-        return "one of " + " ".join(f"`{choice}`" for choice in meta["choices"])
+        return f"{'any' if several else 'one'} of " + " ".join(f"`{choice}`" for choice in meta["choices"])
     low, high = meta["low"], meta["high"]
     if None not in (low, high):
         return f"{low:g} to {high:g}"

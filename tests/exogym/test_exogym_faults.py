@@ -167,6 +167,28 @@ def test_any_fault_at_any_point(block, tmp_path):
     assert not failed, f"{len(failed)} of {len(seeds)} runs failed: {list(failed)}; first: {failed[min(failed)]}"
 
 
+class Leaving(Faults):
+    KINDS = ("leave", "leave", "all_leave")
+
+
+@pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5))])
+def test_hosts_that_leave_and_return_have_nothing_trained_twice(block, tmp_path):
+    """Each clip is in one round that has counted: nobody goes on from anything but the newest state."""
+    told = Counter()
+    for seed in range(25 * block, 25 * (block + 1)):
+        chance = random.Random(seed)
+        job, faults = random_job(chance), Leaving(chance, 0.05, most=6)
+        world = World(job, tmp_path / str(seed), chance, resume=False, faults=faults)
+        world.run()
+        members = [host for host in world.hosts.values() if world.is_member(host)]
+        assert world.coordinator.ended and len({world.results[host.name].digest for host in members}) == 1
+        told.update(kind for event in world.events if (kind := event["type"]) in ("away", "back", "paused"))
+        counted = sum(world.trained.values(), Counter())
+        ends_early = members[0].node.state.ends_early
+        assert set(counted.values()) == {1} and (ends_early or len(counted) == job.epochs * job.clips), seed
+    assert min(told["away"], told["back"], told["paused"]) > 5
+
+
 # Orders of events that once ended a run, or made it impossible to resume. Named after what went wrong.
 
 HOSTS = NAMES[:3]

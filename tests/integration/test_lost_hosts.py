@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from lab import faults
@@ -59,6 +60,31 @@ def test_one_host_after_the_other_is_lost_and_all_finish(runner):
     assert re.search(rf"{run.address['h3']} is lost: nothing heard for (\d|1[0-2]) s: asleep", out)
     assert len(run.of("hello", host=run.address["h3"])) == 1  # it slept, with its model in memory
     assert len(run.of("done")) == 3
+
+
+@pytest.mark.slow
+def test_a_host_that_its_user_needs_leaves_and_returns_with_the_same_worker(runner):
+    run = started(runner, "h2", "h3", epochs=5)
+    run.wait_for("commit", 2)
+    address = run.address["h2"]
+    asks = [sys.executable, "cli_typer.py", "hosts", "yield", address, "--run", str(runner.run_dir)]
+    left = runner.lab.exec("h1", asks, cwd=str(PROJECT), timeout=60)
+    assert left.returncode == 0 and f"{address} is left out since step" in left.stdout, left.stdout + left.stderr
+    assert run.of("generation")[-1]["hosts"] == [run.address["h1"], run.address["h3"]]
+    used = lambda: sum(sum(process.cpu_times()[:2]) for process in ours_on(runner.lab["h2"]))  # noqa: E731
+    before, began = used(), time.monotonic()
+    time.sleep(8)
+    assert used() - before < 0.01 * (time.monotonic() - began)
+    back = runner.lab.exec("h1", [*asks, "--back"], cwd=str(PROJECT), timeout=60)
+    assert f"{address} takes part again since step" in back.stdout, back.stdout + back.stderr
+    run.end()
+    assert [len(event["hosts"]) for event in run.of("generation")] == [3, 2, 3]
+    assert len(run.of("hello")) == 3 and not run.of("lost")
+
+
+def ours_on(host) -> list[psutil.Process]:
+    """All processes of a run on a host, with its sshd."""
+    return [one for one in psutil.Process(host.pid).children(recursive=True) if one.is_running()]
 
 
 @pytest.mark.slow
