@@ -78,7 +78,9 @@ def data_check(
     ] = None,
     language: Language = "",
     settings: Set = None,
-    out: Annotated[Path | None, Option(help="Folder for the report. [default: .multimac/checks/NAME]")] = None,
+    out: Annotated[
+        Path | None, Option(help="Folder for the report. [default: .multimac/checks/NAME in the program's folder]")
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print only what was found, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
