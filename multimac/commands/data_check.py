@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -19,9 +20,10 @@ from distributed.hosts.paths import PROJECT, STORE
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import resolve
 from distributed.ssh.host import Host
+from exogym.config import nearest
 from multimac.report import findings as report
 from multimac.view.findings import by_kind, show
-from multimac.view.models import fetch_model, model_named, slug
+from multimac.view.models import fetch_model, model_named, short_name, slug
 from multimac.view.progress import counting, working
 from multimac.view.terminal import Console
 from whisper_tuner.config import ConfigFile
@@ -35,7 +37,7 @@ from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.labels import token_limit
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
 from whisper_tuner.fact_store import CACHE, FactStore
-from whisper_tuner.files import check_writable, expanded, shown
+from whisper_tuner.files import beside, check_writable, expanded, shown
 from whisper_tuner.hub import base_of, is_adapter
 from whisper_tuner.languages import language_code, text_language
 from whisper_tuner.text import counted
@@ -78,7 +80,9 @@ def data_check(
     ] = None,
     language: Language = "",
     settings: Set = None,
-    out: Annotated[Path | None, Option(help="Folder for the report. [default: .multimac/checks/NAME]")] = None,
+    out: Annotated[
+        Path | None, Option(help="Folder for the report. [default: .multimac/checks/NAME in the program's folder]")
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print only what was found, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
@@ -139,7 +143,10 @@ def _asked(config: Path, what: Sequence[str], settings: Sequence[str], language:
             remedy = f"Run: multimac data import {shlex.quote(missing[0])} --out NAME; then check NAME/train.csv."
             raise DataError(f"{missing[0]} is a folder, not a manifest or a profile", remedy=remedy)
         if len(what) > 1 or LIKE_A_FILE.search(what[0]):
-            raise DataError(f"no such manifest: {missing[0]}", remedy="Name manifests, or one profile of config.ini.")
+            near = nearest(Path(missing[0]).name, beside(expanded(missing[0])))
+            raise DataError(
+                f"no such manifest: {missing[0]}{near}", remedy="Name manifests, or one profile of config.ini."
+            )
         profile = resolve(ConfigFile(config), what[0], strategy="allreduce", settings=settings).profile
         spoken = language or profile.language
         return Asked(
@@ -252,7 +259,7 @@ def _heard(
     model, processor = load()
     listening = Listening(name=name, model=model, processor=processor, language=language, task=task)
     count, began = sum(len(one.samples) for one in unknown.values()), time.perf_counter()
-    with counting(console, f"{name[-30:]} transcribes the clips", count) as told:
+    with _told_if_stopped(console), counting(console, f"{short_name(name)} transcribes the clips", count) as told:
         together = hear_together(
             listening,
             unknown,
@@ -270,6 +277,15 @@ def _heard(
     if len(together.counts) > 1:
         console.print(f"clips by: {', '.join(f'{name} {count}' for name, count in together.counts.items())}")
     return heard
+
+
+@contextlib.contextmanager
+def _told_if_stopped(console: Console) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print("Stopped: what was heard is not kept, so the same command begins anew.")
+        raise
 
 
 def _about_model(material: Material) -> Iterator[str]:
@@ -314,7 +330,7 @@ def _record(
     return {
         "parts": parts,
         "counts": counts,
-        "findings": [report.record(one) for one in found],
+        "findings": [report.record(row) for one in found for row in one.each()],
         "notes": list(notes),
         "report": str(page),
         "fixed": {part: str(path) for part, path in written.items()},

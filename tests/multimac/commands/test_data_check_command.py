@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,7 @@ def test_what_is_found_is_told_with_its_place_and_what_to_do(folder, width, caps
     assert check("train.csv", "test.csv", "--language", "en") == ExitStatus.DATA
     out = capsys.readouterr().out
     shown = unwrapped(out)
-    assert "error: empty text, 1 row train.csv line 5: empty text Write what is said." in shown
+    assert "error: no text, 1 row train.csv line 5: empty text Write what is said." in shown
     assert "error: placeholder, 1 row train.csv line 7: 'N/A' is no transcript" in shown
     assert "warning: markup, 1 row train.csv line 9: '&amp;'" in shown and "2 errors, 1 warning in 36 rows" in shown
     assert all(
@@ -103,11 +104,19 @@ def test_a_folder_as_import_makes_it_is_checked_and_every_row_of_the_rarer_way_i
     rows = [number for number, text in enumerate(texts) if len(text.split()) >= 3][:8]
     spoil(folder / "train.csv", **{f"_{number}": texts[number].upper() for number in rows})
     check(str(folder))
-    said = unwrapped(capsys.readouterr().out)
+    out = capsys.readouterr().out
+    said, lines = unwrapped(out), [str(number + 2) for number in rows]
     assert all(f"{part}: {count} rows" in said for part, count in CLIPS.items())
-    found = next(folder.glob(".multimac/checks/*/findings.csv")).read_text()
-    assert re.search(r"8 of \d+ rows of three words or more have capitals only", found)
-    assert all(f"line {number + 2}" in found for number in rows)
+    named = f"train.csv, lines {', '.join(lines[:5])} and 3 more"
+    assert re.search(rf"8 of \d+ rows of three words or more have capitals only, \d+ have small letters: {named}", said)
+    assert "…" not in out and max(len(line) for line in out.splitlines() if not line.startswith("report:")) <= 80
+    report = next(folder.glob(".multimac/checks/*/findings.csv")).parent
+    found = [row for row in read(report / "findings.csv") if row["kind"] == "two ways of casing"]
+    assert [row["line"] for row in found] == lines and all(row["text"].isupper() for row in found)
+    told = [row["line"] for row in json.loads((report / "findings.json").read_text())["findings"]]
+    assert {*map(int, lines)} <= {*told}
+    page = (report / "report.html").read_text(encoding="utf-8")
+    assert all(f"train.csv line {line}<" in page for line in lines)
     (folder / "mine").mkdir()
     shutil.copy(folder / "test.csv", folder / "mine" / "train.csv")
     check("mine")  # also the name of a profile, which goes first
@@ -124,6 +133,11 @@ def test_the_report_is_whole_and_everything_in_it_is_escaped(folder, capsys):
     listed = read(folder / "there" / "findings.csv")
     assert {row["kind"] for row in listed} >= {"described sound", "markup"} and listed[0]["line"] == "7"
     assert json.loads((folder / "there" / "findings.json").read_text())["counts"]["described sound"] == 1
+
+
+def test_the_help_says_whose_folder_has_the_report(capsys):
+    check("--help")
+    assert ".multimac/checks/NAME in the program's folder" in unwrapped(capsys.readouterr().out)
 
 
 def test_json(folder, capsys):
@@ -152,7 +166,9 @@ def test_fix_writes_new_manifests_and_says_what_it_did(folder, capsys):
     )
     assert tested.samples[0].text == "Buy bread &amp; butter for you."  # a test set stays as it is
     changes = {row["line"]: row for row in read(folder / "fixed" / CHANGES)}
-    assert changes["5"]["why"].startswith("cannot be used: empty text") and changes["7"]["change"] == "left out"
+    assert (
+        changes["5"]["why"].startswith("cannot be used: no text: empty text") and changes["7"]["change"] == "left out"
+    )
     assert changes["9"]["before"] == "Buy bread &amp; butter for me." and changes["11"]["why"].startswith(
         "audio in two parts"
     )
@@ -214,6 +230,7 @@ def test_what_was_fixed_trains(folder, capsys):
     ("arguments", "message", "remedy"),
     [
         (["nowhere.csv"], "no such manifest: nowhere.csv", "Name manifests"),
+        (["trian.csv"], "no such manifest: trian.csv, did you mean 'train.csv'?", "Name manifests"),
         (["min"], "there is neither a [distributed:min] nor a [profile:min], did you mean 'mine'?", "Known: mine"),
         (["train.csv", "mine"], "no such manifest: mine", "Name manifests"),
         (["train.csv", "--set", "epochs=3"], "--set changes a profile, not manifests", "--language"),
@@ -248,6 +265,14 @@ def test_a_model_tells_what_it_hears_otherwise(folder, capsys):
     assert "train-003" in listed and "train-010" in listed and "<dt>heard, CER" in listed
     check("few.csv", "--language", "en", "--model", str(PROJECT / "bundled" / "model"), "--out", "there")
     assert "hears few.csv" not in capsys.readouterr().out  # it is known from the first time
+
+
+def test_a_check_that_is_stopped_while_the_model_hears_says_what_is_lost(folder, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "distributed.launcher.evaluate.hear_together", lambda *_, **__: signal.raise_signal(signal.SIGINT)
+    )
+    assert check("train.csv", "--model", str(PROJECT / "bundled" / "model")) == ExitStatus.INTERRUPTED
+    assert "Stopped: what was heard is not kept" in unwrapped(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
