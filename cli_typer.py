@@ -27,7 +27,6 @@ from multimac.commands import options
 from whisper_tuner.errors import ExitStatus, TunerError
 from whisper_tuner.files import refusal
 from whisper_tuner.interrupts import as_ctrl_c
-from whisper_tuner.text import harmless
 
 PROJECT = Path(__file__).resolve().parent
 if str(PROJECT / "gym") not in sys.path:
@@ -132,8 +131,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def show(error: TunerError) -> ExitStatus:
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    typer.secho(harmless(f"error: {error.told}"), err=True, fg="red", color=False if plain else None)
+    from multimac.view.terminal import Console  # not needed for --help
+
+    Console(stderr=True).print(f"error: {error.told}", style="red", soft_wrap=True)
     return error.exit_status
 
 

@@ -101,6 +101,11 @@ def test_every_command_knows_both_ways_to_ask_for_help(words, capsys):
     assert "..." not in text.partition("Commands:")[2]  # what they are for is not cut
 
 
+def test_a_run_of_several_machines_is_resumed_on_all_of_them_and_help_says_so(capsys):
+    assert cli_typer.main(["finetune", "--help"]) == 0
+    assert "on the machines it ran on" in " ".join(capsys.readouterr().out.split())
+
+
 def options_of(function: Callable) -> list[tuple]:
     parameters = inspect.signature(function, eval_str=True).parameters.values()
     return [(p.name, p.default, p.annotation.__origin__, vars(p.annotation.__metadata__[0])) for p in parameters]

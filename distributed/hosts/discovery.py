@@ -27,6 +27,7 @@ from .interfaces import own_interfaces
 SERVICE = "_ssh._tcp"  # which macOS announces where Remote Login is on, and avahi where it is told to
 LISTEN_S, ASK_S, CONNECT_S = 1.2, 1.0, 5.0
 MOST_AT_ONCE = 32
+IN_FILE = "the hosts file"
 CONFIG, KNOWN_HOSTS = Path("~/.ssh/config"), Path("~/.ssh/known_hosts")
 # Lines of `dns-sd -B` and `dns-sd -L`, as Apple's dns-sd.c prints them; its man page says that they may change.
 BROWSED = re.compile(r"^\s*\S+\s+(Add|Rmv)\s+\S+\s+\S+\s+\S+\s+_ssh\._tcp\.\s+(.+?)\s*$", re.MULTILINE)
@@ -52,6 +53,7 @@ class Candidate:
 
 class State(Enum):
     READY = "ready"
+    PAIRED = "paired"  # but without an environment of ours
     LOCKED = "no key opens it"
     NEW = "not paired"
     CHANGED = "its key has changed"
@@ -75,7 +77,7 @@ def find(told: Sequence[Host] = (), listen_s: float = LISTEN_S) -> list[Candidat
     with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
         listening = pool.submit(announced, listen_s)
         named = dict.fromkeys(known_hosts(KNOWN_HOSTS), "known_hosts")
-        named |= dict.fromkeys(aliases(CONFIG), str(CONFIG)) | {host.address: "the hosts file" for host in told}
+        named |= dict.fromkeys(aliases(CONFIG), str(CONFIG)) | {host.address: IN_FILE for host in told}
         ports = {host.address: host.port for host in told}
         found = [*pool.map(lambda name: _resolved(name, ports.get(name), named[name]), reversed(named))]
         found += listening.result()
@@ -219,7 +221,7 @@ def _look(candidate: Candidate, host: Host) -> Seen:
         if not known_keys(settings.known_as, settings.known_hosts):
             return Seen(candidate=candidate, state=State.NEW, about=_only_ipv6(candidate))
         with Remote.connect(host, timeout=CONNECT_S) as remote:
-            facts = agent_call(remote, "facts", names=[], project=host.project_path)
+            facts = agent_call(remote, "facts", python=remote.python, names=["torch"], project=host.project_path)
     except HostKeyError as error:
         return Seen(candidate=candidate, state=State.CHANGED, about=_why(error))
     except AccessError as error:
@@ -228,7 +230,8 @@ def _look(candidate: Candidate, host: Host) -> Seen:
         return Seen(candidate=candidate, state=State.SILENT, about=_why(error))
     system = "macOS" if facts["system"] == "Darwin" else facts["system"]
     about = f"{system} {facts['release'].partition('-')[0]}, {facts['machine']}, {size(facts['memory']['total'])}"
-    return Seen(candidate=candidate, state=State.READY, about=_only_ipv6(candidate) or about)
+    state = State.READY if facts["training"] and facts["versions"] else State.PAIRED
+    return Seen(candidate=candidate, state=state, about=_only_ipv6(candidate) or about)
 
 
 def _only_ipv6(candidate: Candidate) -> str:

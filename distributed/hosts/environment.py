@@ -166,9 +166,9 @@ class _HostSetup:
                 listed = "; ".join(wrong[:5])
                 what = f"the environment is not right after installing: {listed}"
                 raise HostError(self.remote.name, what, remedy=ANEW)
-            self.import_once()
+            self.import_once(facts["system"])
         seconds = time.monotonic() - begin
-        self.say(f"environment {'is right' if source == 'unchanged' else 'ready'} ({seconds:.1f} s)")
+        self.say(f"ready ({source}, {self.python}, {seconds:.0f} s)")
         return Environment(host=self.remote.name, python=self.python, source=source, seconds=seconds)
 
     def facts(self, *, of_another: bool = False) -> dict[str, Any]:
@@ -277,8 +277,9 @@ class _HostSetup:
             fix = "Fix what pip reports (disk, network, permissions), then run hosts setup again."
             raise HostError(self.remote.name, f"pip failed: {said}", remedy=OTHER_MINOR if other else fix)
 
-    def import_once(self) -> None:
-        self.say("loading the packages once: later it takes seconds, but the first time a Mac scans them for a minute")
+    def import_once(self, system: str) -> None:
+        scanned = "; the first time, a Mac scans them for a minute" if system == "Darwin" else ""
+        self.say(f"loading the packages once{scanned}")
         program = FIRST_IMPORT.read_text(encoding="utf-8")  # -I: not what lies in the user's home
         command = [self.python, "-I", "-c", program]
         with shown(f"{self.remote.name}: loading the packages", self.progress):

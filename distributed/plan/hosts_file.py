@@ -13,16 +13,17 @@ from posixpath import normpath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distributed.hosts.interfaces import addresses_of, own_interfaces, route_to
+from distributed.hosts.paths import PROJECT
 from distributed.ssh.host import PROJECT_PATH, Host, Hosts
 from exogym.config import nearest
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.files import expanded
+from whisper_tuner.files import beside, expanded
 from whisper_tuner.text import parse_json
 
 if TYPE_CHECKING:  # `data check` reads a hosts file without paramiko
     from distributed.ssh.connection import Remote
 
-HOSTS_FILE, EXAMPLE = "distributed_hosts.json", "distributed_hosts.example.json"
+HOSTS_FILE, EXAMPLE_FILE = "distributed_hosts.json", PROJECT / "distributed_hosts.example.json"
 TEXT = (r".*\S.*", "text", "Put it between quotes, or leave it out.")
 A_PATH = (r"(?!.*/\.\.(/|$))~?/.*[^/.].*", "a path from / or ~/")
 AT_HOME = "~ is the home folder on that machine."
@@ -77,8 +78,9 @@ class _Reader:
         try:
             self.text = path.read_text(encoding="utf-8-sig")
         except FileNotFoundError as error:
-            remedy = f"Copy {EXAMPLE}, and put your own machines in it."
-            raise ConfigError(f"{path}: there is no such hosts file", remedy=remedy) from error
+            what = f"{path}: there is no such hosts file{nearest(path.name, beside(path))}"
+            remedy = f"`multimac hosts pair` writes one. Or copy {EXAMPLE_FILE}, and put your own machines in it."
+            raise ConfigError(what, remedy=remedy) from error
         except (OSError, ValueError) as error:  # ValueError: a name with a NUL, text that is not UTF-8
             remedy = "It must be UTF-8 text that you may read."
             raise ConfigError(f"{path}: cannot be read: {error}", remedy=remedy) from error
@@ -88,7 +90,7 @@ class _Reader:
         self.check_keys(values, TOP_KEYS, "")
         for key in ("master", "workers"):
             if key not in values:
-                raise self.wrong(f"{key!r} is missing", remedy=f'Add "{key}": see {EXAMPLE}.')
+                raise self.wrong(f"{key!r} is missing", remedy=f'Add "{key}": see {EXAMPLE_FILE}.')
         if not isinstance(values["workers"], list):
             remedy = 'Put brackets around them: "workers": ["192.168.1.30"].'
             raise self.wrong("'workers' must be a list of addresses", "workers", remedy=remedy)
@@ -99,16 +101,16 @@ class _Reader:
         return Hosts(master=master, workers=tuple(workers))
 
     def _parsed(self) -> dict[str, Any]:
-        remedy = f"Look for a comma, quote or bracket there; {EXAMPLE} shows how it should look."
+        remedy = f"Look for a comma, quote or bracket there; {EXAMPLE_FILE} shows how it should look."
         try:
             values = parse_json(self.text, object_pairs_hook=self._object)
         except json.JSONDecodeError as error:
             place = f"{self.path}:{error.lineno}"
             raise ConfigError(f"{place}: not JSON: {error.msg} (column {error.colno})", remedy=remedy) from error
         except ValueError as error:
-            raise self.wrong(f"not JSON: {error}", remedy=f"See {EXAMPLE}.") from error
+            raise self.wrong(f"not JSON: {error}", remedy=f"See {EXAMPLE_FILE}.") from error
         if not isinstance(values, dict):
-            raise self.wrong("the file must hold one object: {...}", remedy=f"See {EXAMPLE}.")
+            raise self.wrong("the file must hold one object: {...}", remedy=f"See {EXAMPLE_FILE}.")
         return values
 
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

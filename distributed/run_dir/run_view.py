@@ -55,6 +55,7 @@ class HostView:
             self.total_steps = event.total_steps
         elif kind == "lost":
             self.state = "given up" if event.given_up else "lost"
+            self.loss = None  # others go on, so it would soon be an old one beside theirs
             self.recent.clear()
         elif kind == "resume":
             self.step, self.round, self.epoch = event.step, event.round, event.epoch + 1

@@ -82,7 +82,7 @@ class Remote:
             *before, last = jumps
             below = cls.connect(last, timeout=timeout, connect_timeout=connect_timeout, via=before, depth=depth + 1)
         try:
-            transport = Transport(_socket(host, settings, below, connect_timeout or timeout))
+            transport = Transport(open_socket(host, settings, below, connect_timeout or timeout))
             check_host(host, settings, transport, timeout)
             authenticate(host, settings, transport, timeout)
             transport.set_keepalive(KEEPALIVE_S)
@@ -196,9 +196,10 @@ class Remote:
             raise HostError(self.name, f"{what}: {str(error) or type(error).__name__}{lost}") from error
 
 
-def _socket(
+def open_socket(
     host: Host, settings: SshSettings, below: Remote | None, timeout: float
 ) -> socket.socket | paramiko.Channel | paramiko.ProxyCommand:
+    """Connect to where SSH should answer. Raises HostError."""
     where = (settings.hostname, settings.port)
     if below:
         return below._transport.open_channel("direct-tcpip", where, ("127.0.0.1", 0), timeout=timeout)

@@ -14,6 +14,7 @@ from pathlib import Path
 from whisper_tuner.errors import HostError, HostKeyError, MissingProgram
 
 from .authentication import Verdict, known_keys, verdict_on
+from .connection import REMOTE_LOGIN, open_socket
 from .host import Host, SshSettings
 
 SCAN_S = 5
@@ -44,8 +45,8 @@ def host_key(host: Host, settings: SshSettings) -> HostKey:
     lines = [line.split(" ", 1)[1] for line in _said(command).splitlines() if line and line[0] != "#"]
     lines.sort(key=lambda line: ([*KINDS, line.split()[0]]).index(line.split()[0]))
     if not lines:
-        remedy = "Is it on, in this network, and Remote Login on? On a Mac: System Settings > General > Sharing."
-        raise HostError(host.address, f"no SSH server answers at port {settings.port}", remedy=remedy)
+        open_socket(host, settings, None, SCAN_S).close()  # raises where not even a port is reached
+        raise HostError(host.address, f"no SSH server answers at port {settings.port}", remedy=REMOTE_LOGIN)
     fingerprint = _said(["ssh-keygen", "-lf", "-"], input=lines[0]).split()[1]
     return HostKey(line=lines[0], fingerprint=fingerprint)
 

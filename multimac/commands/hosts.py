@@ -40,11 +40,8 @@ from .options import CONFIG, HOSTS, Config, HostsFile, command
 def hosts_setup(hosts: HostsFile = HOSTS) -> ExitStatus:
     """Create the Python environment on each host: project folder, venv, dependencies."""
     console = Console()
-    with _connected(load_hosts(hosts)) as remotes:
-        with transfers(console) as bars:
-            results = setup(remotes, lambda host, text: console.print(f"{host}: {text}"), bars)
-        for result in results:
-            console.print(f"{result.host}: ready ({result.source}, {result.python}, {result.seconds:.0f} s)")
+    with _connected(load_hosts(hosts)) as remotes, transfers(console) as bars:
+        setup(remotes, lambda host, text: console.print(f"{host}: {text}"), bars)
     return ExitStatus.OK
 
 

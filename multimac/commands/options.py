@@ -19,7 +19,10 @@ Config = Annotated[Path, Option("--config", help="Configuration file.", readable
 HostsFile = Annotated[Path, Option("--hosts", help="Hosts file.", readable=False)]
 RunsDir = Annotated[Path | None, Option("--runs-dir", help="Folder of the runs. [default: as config.ini says]")]
 Run = Annotated[str, Argument(help="A run's id or the beginning of one, its folder, or `last`.")]
-Resume = Annotated[str, Option("--resume", metavar="RUN", help="Resume a run that was stopped or broke off.")]
+Resume = Annotated[
+    str,
+    Option("--resume", metavar="RUN", help="Resume a run that was stopped or broke off, on the machines it ran on."),
+]
 Language = Annotated[str, Option(help="Language of the speech, for multilingual models.")]
 Set = Annotated[
     list[str] | None,

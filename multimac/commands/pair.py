@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer import Argument, Option
 
-from distributed.hosts.discovery import NAME, Seen, State, find, look, why_none
+from distributed.hosts.discovery import IN_FILE, NAME, Seen, State, find, look, why_none
 from distributed.hosts.interfaces import route_to
 from distributed.plan.hosts_file import load_hosts
 from distributed.ssh import pairing
@@ -28,6 +28,8 @@ from whisper_tuner.text import counted
 
 from .hosts import hosts_setup
 from .options import HOSTS, HostsFile, command
+
+WITH_PAIR = (State.NEW, State.LOCKED, State.PAIRED)  # pairing passes over what is done, and prepares the machine
 
 
 @command("hosts find")
@@ -99,7 +101,9 @@ def show(console: AnyConsole, seen: list[Seen]) -> None:
         table.add_column(column, overflow="fold")
     for one in seen:
         candidate, port = one.candidate, f" --port {one.candidate.port}" if one.candidate.port != 22 else ""
-        advice = f"multimac hosts pair {candidate.name}{port}" if one.state in (State.NEW, State.LOCKED) else ""
+        advice = f"multimac hosts pair {candidate.name}{port}" if one.state in WITH_PAIR else ""
+        if one.state is State.PAIRED and candidate.told_by == IN_FILE:
+            advice = "multimac hosts setup"
         about = "; ".join(filter(None, (one.about, advice)))
         cells = (_named(one), candidate.addresses[0], candidate.told_by, one.state.value, about)
         table.add_row(*map(escape, cells))

@@ -20,7 +20,7 @@ from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.hosts.sync import lacking
 from distributed.plan.automatic import Measured, may_choose
-from distributed.plan.hosts_file import EXAMPLE, HOSTS_FILE, load_hosts, meeting_address
+from distributed.plan.hosts_file import EXAMPLE_FILE, HOSTS_FILE, load_hosts, meeting_address
 from distributed.plan.job import BESIDE, Job, resolve
 from distributed.plan.prepare import Prepared, prepare_run
 from distributed.run_dir.folder import new_run
@@ -193,7 +193,7 @@ def _usual_hosts_file(console: Console, job: Job, config: Path) -> Path:
     path = shown((config.parent / HOSTS_FILE).absolute())
     if not path.is_file():
         what = f"{job.name}: no hosts file: neither --hosts, nor hosts_config in the profile, nor {path}"
-        remedy = f"Write it: cp {EXAMPLE} {path}, and put your own machines in it. Or run: python wizard.py"
+        remedy = f"Run: multimac hosts pair. Or: python wizard.py. Or: cp {EXAMPLE_FILE} {path}, and edit it."
         raise ConfigError(what, remedy=remedy)
     console.print(f"hosts file: {path}", soft_wrap=True)
     return path

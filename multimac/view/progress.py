@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from distributed.launcher.follow import LINE_EVERY_S
@@ -96,7 +97,7 @@ class Timing:
 
 class _Column(ProgressColumn):
     def __init__(self, figure: Figure):
-        super().__init__()
+        super().__init__(Column(no_wrap=True))  # on a narrow terminal the bar is shorter instead
         self._figure = figure
 
     def render(self, task: Task) -> Text:

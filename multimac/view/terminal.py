@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Any
 
 import rich.console
+from rich.cells import cell_len
 from rich.console import ConsoleOptions, Group, RenderableType
 from rich.measure import Measurement
 from rich.padding import Padding
@@ -14,16 +17,48 @@ from rich.text import Text
 
 from whisper_tuner.text import harmless
 
+# What is copied, and so gets no new line of ours: what is between backquotes; a line that is far indented; a command
+# after a colon or at a line's beginning; what follows a line's last colon or gap, if that holds a slash and is no
+# sentence. A terminal may cut these, but puts no new line there.
+COPIED = re.compile(
+    r"`[^`\n]+`|^ {4}.+|(?:(?<=: )|^ *)(?:multimac|python|ssh|ssh-[\w-]+|cp|hf|less) .*?(?=[.,;] |$)"
+    r"|(?<=: |  )[^:,;\n]*/[^:,;\n]*(?<!\.)$",
+    re.MULTILINE,
+)
+NO_SPACE = "\ue000"  # a character that nothing printed has
+
 
 class Console(rich.console.Console):
-    """Print as rich does, but without markup, and without characters that a terminal would obey."""
+    """Print as rich does, but without markup and emoji, and without characters that a terminal would obey.
 
-    def __init__(self, *, markup: bool = False, highlight: bool = False, **options):
-        super().__init__(markup=markup, highlight=highlight, **options)
+    soft_wrap: on a terminal lines end at spaces all the same, but for what is to be copied; elsewhere they stay whole.
+    """
+
+    def __init__(self, *, markup: bool = False, highlight: bool = False, emoji: bool = False, **options):
+        super().__init__(markup=markup, highlight=highlight, emoji=emoji, **options)
+
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:
+        if self.is_terminal and (self.soft_wrap if soft_wrap is None else soft_wrap):
+            objects = tuple(wrapped(one, self.width) if isinstance(one, str) else one for one in objects)
+        super().print(*objects, soft_wrap=soft_wrap, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
+
+
+def wrapped(text: str, width: int) -> str:
+    """Begin new lines at spaces, as far indented as their first one; none within a word or what is to be copied."""
+    rows: list[str] = []
+    for line in COPIED.sub(lambda found: found[0].replace(" ", NO_SPACE), text).split("\n"):
+        first, *words = re.findall(r" *[^ ]+", line) or [""]
+        rows.append(first)
+        for word in words:
+            if cell_len(rows[-1] + word) > width:
+                rows.append(first[: -len(first.lstrip())] + word.lstrip())
+            else:
+                rows[-1] += word
+    return "\n".join(rows).replace(NO_SPACE, " ")
 
 
 def fitting(console: rich.console.Console, table: Table, *, heads: int = 1, folds: bool = False) -> RenderableType:

@@ -35,7 +35,7 @@ from whisper_tuner.data.formats.pairs import TEXT
 from whisper_tuner.data.formats.rows import AS_IT_IS, KIND_OF
 from whisper_tuner.data.importing import OutsideAudio, import_source, outside_of
 from whisper_tuner.data.splitting import split
-from whisper_tuner.errors import ConfigError, TunerError
+from whisper_tuner.errors import ConfigError, DataError, TunerError
 from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.files import expanded, is_audio, shown
 from whisper_tuner.languages import language_code
@@ -113,12 +113,23 @@ def find(folder: Path) -> list[Manifests]:
 
 
 def beside(manifest: Path) -> Manifests:
-    """Return what the user named, to train on, with what belongs to it: files of the same format, by their names."""
+    """Return what the user named, to train on, with what belongs to it: files of the same format, by their names.
+
+    Raises DataError for a part to validate or test with.
+    """
     if manifest.is_dir():
         return with_siblings(manifest, AS_IT_IS)
     same = [path for path in sorted(manifest.parent.iterdir()) if path.suffix.lower() == manifest.suffix.lower()]
     groups = _grouped([manifest, *filter(is_list, same)])
-    return next((files for files in groups if files.get("train") == manifest), {"train": manifest})
+    [files] = [files for files in groups if manifest in files.values()]
+    if "train" not in files:
+        return {"train": manifest}
+    if files["train"] != manifest:
+        kind = next(kind for kind, path in files.items() if path == manifest)
+        what = f"{shown(manifest)} is the {kind} set of {files['train'].name}, which lies beside it"
+        remedy = f"Name {shown(files['train'])}. To train on this one all the same, give it another name."
+        raise DataError(what, remedy=remedy)
+    return files
 
 
 def _found(config: ConfigFile, console: Console, *, nearby: bool) -> tuple[dict[str, Data], list[Option]]:

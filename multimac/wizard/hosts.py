@@ -132,7 +132,7 @@ def _nearby(questions: Questions, path: Path, console: Console) -> dict[str, int
         console.print(f"No other machine was found in this network.\n{why_none()}", markup=False, soft_wrap=True)
         return {}
     show_found(console, seen)
-    opened = {one.candidate.name: one.candidate.host.port for one in seen if one.state is State.READY}
+    opened = {one.candidate.name: one.candidate.host.port for one in seen if one.state in (State.READY, State.PAIRED)}
     for one in seen:
         name = one.candidate.name
         if one.state in (State.NEW, State.LOCKED) and questions.confirm(f"pair {name}", f"Pair with {name}?", True):

@@ -75,7 +75,7 @@ def test_found_by_avahi_and_paired_with_by_one_password():
         hosts = json.loads((home / "distributed_hosts.json").read_text())
         assert hosts == {"master": lab["h1"].address, "workers": [{"host": lab["h2"].address, "ssh_port": 2222}]}
         [seen] = json.loads(lab.exec("h1", [*command, "find", "--json"], cwd="/root/here", timeout=60).stdout)
-        assert seen["state"] == "ready" and seen["told_by"] == "the hosts file"
+        assert seen["state"] == "paired" and seen["told_by"] == "the hosts file"
 
 
 def in_terminal(command: list[str], answers: dict[str, str]) -> int:

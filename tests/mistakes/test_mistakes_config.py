@@ -147,7 +147,7 @@ MISTAKES = {
         TOGETHER,
         "distributed-train both",
         ("both: no hosts file", "--hosts", "hosts_config", "nor distributed_hosts.json"),
-        ("cp distributed_hosts.example.json distributed_hosts.json", "python wizard.py"),
+        ("distributed_hosts.example.json distributed_hosts.json", "multimac hosts pair", "python wizard.py"),
     ),
 }
 

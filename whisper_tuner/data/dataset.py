@@ -24,6 +24,7 @@ from whisper_tuner.data.formats.rows import (
     SPEAKER_COLUMNS,
     TIMED_COLUMNS,
     UNLIKE,
+    WRITTEN,
     AudioNames,
     BadRow,
     Cells,
@@ -297,7 +298,7 @@ def write_manifest(path: str | Path, samples: Iterable[Sample]) -> None:
     writer = csv.writer(listing)
     samples = list(samples)
     more = [name for name in ("language", "speaker", "timed_text") if any(getattr(sample, name) for sample in samples)]
-    writer.writerow(["id", "audio_path", "transcription", "duration_s", *more])
+    writer.writerow([*WRITTEN, *more])
     for sample in samples:
         inside = sample.audio.is_relative_to(path.parent)
         audio = sample.audio.relative_to(path.parent) if inside else sample.audio

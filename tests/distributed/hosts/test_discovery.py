@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.console import Console
 from zeroconf import ServiceInfo, Zeroconf
 
 from distributed.hosts import discovery
-from distributed.hosts.discovery import Candidate, Seen, State, aliases, announced, find, known_hosts, look
+from distributed.hosts.discovery import IN_FILE, Candidate, Seen, State, aliases, announced, find, known_hosts, look
 from distributed.ssh.host import Host
 from multimac.commands.pair import show
 
@@ -126,7 +127,7 @@ def test_what_a_stranger_announces_can_do_no_harm(monkeypatch):
 
 
 def test_what_is_missing_before_a_machine_can_train(ssh_server: SshServer):
-    """Known and opened; not known, then it is not spoken to; another key than known; known and not opened; gone."""
+    """No environment there; none of ours; opened by no key; not known, then it is not spoken to; another key; gone."""
     candidate = Candidate(name="127.0.0.1", addresses=("127.0.0.1",), port=ssh_server.port)
 
     def seen():
@@ -135,10 +136,22 @@ def test_what_is_missing_before_a_machine_can_train(ssh_server: SshServer):
 
     ssh_server.configure(f"Host 127.0.0.1\n  IdentityFile {ssh_server.key}\n  IdentitiesOnly yes\n")
     state, about = seen()
-    assert state is State.READY and about.startswith("Linux ") and about.endswith(" GB")
+    assert state is State.PAIRED and about.startswith("Linux ") and about.endswith(" GB")
     ssh_server.configure()
     assert seen()[0] is State.LOCKED
-    assert look([candidate], [ssh_server.host])[0].state is State.READY  # with the key of its hosts file
+    told = replace(ssh_server.host, python_env=sys.executable)  # with the key of its hosts file
+    [ready] = look([candidate], [told])
+    assert ready.state is State.READY
+    [bare] = look([replace(candidate, told_by=IN_FILE)], [ssh_server.host])
+    assert bare.state is State.PAIRED
+    console = Console(record=True, width=200)
+    show(console, [ready, bare, replace(bare, candidate=candidate)])
+    rows = [line for line in console.export_text().splitlines() if "127.0.0.1" in line]
+    assert [row.partition("GB")[2].strip("; │") for row in rows] == [
+        "",
+        "multimac hosts setup",
+        f"multimac hosts pair 127.0.0.1 --port {ssh_server.port}",
+    ]
     ssh_server.known_hosts.write_text("")
     log = (ssh_server.folder / "log").read_text()
     assert seen() == (State.NEW, "") and (ssh_server.folder / "log").read_text() == log

@@ -144,6 +144,10 @@ def test_setup_from_nothing_over_a_wheelhouse_and_then_again(ssh_server: SshServ
         assert version[1].startswith(str(venv))
         assert any("cannot reach the package registry" in line for line in said)
         assert all(line.startswith("127.0.0.1: ") for line in said)
+        assert not any("Mac" in line for line in said)
+        assert [line for line in said if "ready" in line] == [
+            f"127.0.0.1: ready (wheelhouse, {done.python}, {done.seconds:.0f} s)"
+        ]
         [again] = setup([remote], lambda host, text: said.append(text))
         assert (again.source, again.seconds < 3) == ("unchanged", True)
         ssh_server.pip_settings.write_text(f"[global]\nno-index = true\nfind-links = {small_project.parent}/registry\n")

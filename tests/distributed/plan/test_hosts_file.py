@@ -98,9 +98,15 @@ def test_mistakes_are_named(tmp_path, values, words):
         assert word in str(caught.value)
 
 
-def test_missing_file_points_to_the_example(tmp_path):
-    with pytest.raises(ConfigError, match=r"example\.json"):
-        load_hosts(tmp_path / "none.json")
+def test_a_missing_file_tells_what_lies_beside_it_and_how_to_get_one(tmp_path):
+    (tmp_path / "distributed_hosts.json").touch()
+    with pytest.raises(ConfigError, match=r"hosts file, did you mean 'distributed_hosts\.json'\?") as caught:
+        load_hosts(tmp_path / "distributed_host.json")
+    assert "`multimac hosts pair` writes one" in caught.value.remedy
+    example = Path(__file__).parents[3] / "distributed_hosts.example.json"
+    assert f"copy {example}, and" in caught.value.remedy
+    with pytest.raises(ConfigError, match=f"not JSON.*\n.*{example} shows"):
+        load_hosts(tmp_path / "distributed_hosts.json")
 
 
 def test_ranks_meet_where_ssh_left_this_machine(ssh_server):

@@ -126,8 +126,11 @@ def test_a_copy_of_a_machine_is_told_by_its_key(ssh_server, copying):
 
 def test_a_machine_that_is_gone_says_so(ssh_server, copying):
     ssh_server.stop()
-    with pytest.raises(HostError, match="no SSH server answers at port"):
+    with pytest.raises(HostError, match=r"(?s)Connection refused.*Linux: install openssh-server"):
         pairing.host_key(ssh_server.host, resolve(ssh_server.host))
+    nobody = Host(address="no-such-host.invalid")
+    with pytest.raises(HostError, match=r"(?s)the name no-such-host\.invalid is not known.*ping"):
+        pairing.host_key(nobody, resolve(nobody))
 
 
 def test_a_user_without_a_key_gets_one(ssh_server, copying, tmp_path, monkeypatch):

@@ -175,7 +175,7 @@ def test_a_run_without_test_set_validation_or_more_than_one_step(made):
     made.end()
     page = page_of(made.write())
     assert "The run has no validation set." in page.text and "1 of 1 step." in page.text
-    assert "the run has no test set" in page.text
+    assert "the run has no test set" in page.text and "pass it on with care" not in page.text
     assert "multimac evaluate 20260101-000000-mine --data test.csv" in page.text
     dots = [about for about in page.all("path") if "dot" in about["class"]]
     assert [about["d"] for about in dots] == ["M500 500h0"] * 2
@@ -355,6 +355,7 @@ def test_speakers_are_told_apart(made):
 def test_recordings_are_small_and_can_be_played(made):
     made.measured("final", TEXTS, audio=RECORDINGS)
     page = page_of(made.write())
+    assert "pass it on with care" in page.text
     recordings = [base64.b64decode(audio["src"].partition("base64,")[2]) for audio in page.all("audio")]
     assert len(recordings) == 3
     for content in recordings:

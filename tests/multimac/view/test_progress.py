@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from multimac.view.progress import PlainProgress, count, progress, share, transfer, working
+from multimac.view.transfers import STEPS_EVERYWHERE
 
 PROJECT = Path(__file__).parents[3]
 
@@ -53,6 +54,22 @@ def test_what_cannot_be_measured_says_that_it_goes_on():
         time.sleep(0.1)
     lines = said.getvalue().splitlines()
     assert lines[0] == "loading [the] model: 0:00 so far" and lines[-1] == "writing: 0:00 so far"
+
+
+def test_figures_stay_on_one_line_in_80_columns():
+    now = [0.0]
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={"TERM": "xterm"})
+    with progress(console, transfer) as bars:
+        bars.get_time = lambda: now[0]
+        bars.add_task(STEPS_EVERYWHERE, total=None)
+        sent = bars.add_task("192.168.178.20", total=376_100_000)
+        now[0] = 7.0
+        bars.update(sent, completed=111_200_000)
+        shown = io.StringIO()
+        Console(file=shown, width=80).print(bars.get_renderable())
+    steps, sending = shown.getvalue().splitlines()
+    assert steps.startswith(STEPS_EVERYWHERE) and steps.rstrip().endswith("0:07 so far")
+    assert "111.2 MB of 376.1 MB" in sending and "0:17 left" in sending
 
 
 @pytest.mark.parametrize(("term", "moves"), [("xterm", True), ("dumb", False)])

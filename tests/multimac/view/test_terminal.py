@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
+import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,9 +27,59 @@ from multimac.commands.doctor import _print
 from multimac.view.preflight_view import show
 from multimac.view.terminal import Console, fitting
 
+PROJECT = Path(__file__).parents[3]
 TITLE, CLEAR, UP, C1 = "\x1b]0;owned\x07", "\x1b[2J", "\x1b[1A", "\x9b2J"
 EVIL = f"a{TITLE}b{CLEAR}c{UP}\r\bd{C1}e"
 SEEN = "a]0;ownedb[2Jc[1Ad2Je"
+
+
+SENTENCE = "h2: still not reached: stop with Ctrl-C, write its name, such as mac-mini.local, into the hosts file."
+PAIR = "Found in known_hosts. It is named as it was: multimac hosts pair 192.168.178.20 --port 2222, and then train."
+COPIED = [
+    "/Users/anna/My own recordings/multimac-whisper/runs/20261121-155542-mine-hosts/final",
+    "multimac transcribe recording.wav --model 20261121-155542-mine-hosts --language fr",
+    "ssh-keygen -R '[mac-mini-of-anna-in-the-office.local]:2222'",
+]
+
+
+def printed(text: str, **about) -> str:
+    file = io.StringIO()
+    Console(file=file, width=80, _environ={"TERM": "dumb"}, **about).print(text, soft_wrap=True)
+    return file.getvalue()
+
+
+def test_a_terminal_gets_lines_that_end_between_words_and_nothing_else_does():
+    for text in (SENTENCE, f"error: {SENTENCE}\n  {SENTENCE}", PAIR):
+        lines = printed(text, force_terminal=True).splitlines()
+        assert len(lines) > text.count("\n") + 1 and max(map(len, lines)) <= 80
+        assert " ".join(" ".join(lines).split()) == " ".join(text.split())
+        assert printed(text) == f"{text}\n"
+    assert printed(f"  {SENTENCE}", force_terminal=True).splitlines()[1].startswith("  mac-mini.local")
+    assert "\nmultimac hosts pair 192.168.178.20 --port 2222, and then" in printed(PAIR, force_terminal=True)
+    assert printed("a:key:b \n\n x", force_terminal=True) == "a:key:b\n\n x\n"  # no emoji
+
+
+@pytest.mark.parametrize("copied", COPIED)
+@pytest.mark.parametrize("before", ["", "  ", "model: ", "It says why, and what can be done about it by hand: "])
+def test_what_is_to_be_copied_is_not_broken(copied, before):
+    if not before and copied[0] == "/":
+        before = " 98.5 MB  "
+    assert copied in printed(before + copied, force_terminal=True)
+    assert f"`{copied}`" in printed(
+        f"Name it, or say what is to be done with it: `{copied}` does it.", force_terminal=True
+    )
+
+
+def test_errors_end_between_words_too():
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "60", "TERM": "xterm"}
+    command = [sys.executable, str(PROJECT / "cli_typer.py"), "hosts", "check", "--hosts", "nothere.json"]
+    subprocess.run(command, stdin=follower, stdout=follower, stderr=follower, env=environment)
+    os.close(follower)
+    said = re.sub(r"\x1b\[[\d;]*m", "", os.read(leader, 4096).decode())
+    os.close(leader)
+    [_, remedy, *_] = said.splitlines()
+    assert remedy == "  `multimac hosts pair` writes one. Or copy"
 
 
 def table(text: str) -> Table:

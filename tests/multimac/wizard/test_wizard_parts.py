@@ -20,7 +20,7 @@ from multimac.wizard.hosts import speed_up, suggested_strategy, waiting_at_every
 from multimac.wizard.questions import Questions
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import Sample
-from whisper_tuner.errors import ConfigError, ExitStatus, ModelError, TunerError
+from whisper_tuner.errors import ConfigError, DataError, ExitStatus, ModelError, TunerError
 
 MINE = ("profile:mine", {"epochs": "5", "method": "lora"})
 
@@ -75,6 +75,13 @@ def test_a_manifest_that_is_named_may_end_as_it_likes(tmp_path):
     for name in ("train.txt", "test.txt", "notes.txt"):
         (tmp_path / name).write_text("day,note\n" if name == "notes.txt" else "audio,text\n")
     assert beside(tmp_path / "train.txt") == {"train": tmp_path / "train.txt", "test": tmp_path / "test.txt"}
+    (tmp_path / "mine.txt").write_text("audio,text\n")
+    assert beside(tmp_path / "mine.txt") == {"train": tmp_path / "mine.txt"}
+    with pytest.raises(
+        DataError, match=r"test\.txt is the test set of train\.txt, which lies beside it\n  Name .*train"
+    ):
+        beside(tmp_path / "test.txt")
+    (tmp_path / "train.txt").unlink()
     assert beside(tmp_path / "test.txt") == {"train": tmp_path / "test.txt"}
 
 

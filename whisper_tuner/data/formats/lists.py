@@ -19,6 +19,7 @@ from whisper_tuner.data.formats.place import Place, first_line, read_text
 from whisper_tuner.data.formats.rows import (
     KIND_OF,
     SPLIT_COLUMNS,
+    WRITTEN,
     AudioNames,
     BadRow,
     Cells,
@@ -36,6 +37,7 @@ from whisper_tuner.text import parse_json
 
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 SUFFIXES = (".csv", ".tsv", *JSON_SUFFIXES)
+SPREADSHEETS = (excel.SUFFIX, *excel.OTHERS)
 TABLES = (".csv", ".tsv", excel.SUFFIX)
 MOST_TRIED = 50  # tables of a folder; of more, each is the text of one recording
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
@@ -57,8 +59,10 @@ def parts(place: Place, reading: Reading) -> Parts:
     """Raises DataError."""
     if not place.is_folder:
         return {"train": part(place.path, reading)}
-    found: dict[Path, Part | None] = {path: None for path in place.at_top(*SUFFIXES) if is_list(path)}
-    found = found or {**by_content(place, reading)[0]}
+    listed = [path for path in place.at_top(*SUFFIXES) if is_list(path)]
+    # What was split is read whole, and so split in the same way again.
+    found: dict[Path, Part | None] = dict.fromkeys(path for path in listed if not _is_split_off(path, place))
+    found = found or {**by_content(place, reading)[0]} or dict.fromkeys(listed)
     # Those whose whole name says which part they are; of several for one kind the first.
     chosen = {KIND_OF[path.stem.lower()]: path for path in reversed(found) if path.stem.lower() in KIND_OF}
     if "train" not in chosen:
@@ -127,12 +131,23 @@ def _shown(value: object) -> str:
 def by_content(place: Place, reading: Reading) -> tuple[dict[Path, Part], list[str]]:
     """(files of a folder that list its recordings by what is in them, why each of the others does not)."""
     found, refused = {}, []
-    for path in place.at_top(*SUFFIXES, ".txt", excel.SUFFIX, *excel.OTHERS)[:MOST_TRIED]:
+    for path in place.at_top(*SUFFIXES, ".txt", *SPREADSHEETS)[:MOST_TRIED]:
+        if _is_split_off(path, place):
+            continue
         try:
             found[path] = part(path, reading)
         except DataError as error:
             refused.append(str(error).partition("\n")[0].removeprefix(f"{place.path}/"))
     return found, refused
+
+
+def _is_split_off(path: Path, place: Place) -> bool:
+    """Tell if we have written it as a part of a table beside it: texte-test.csv, or texte-2-test.csv, of texte.csv."""
+    name = STEM.fullmatch(path.stem)
+    if not name or first_line(path).split(",")[: len(WRITTEN)] != [*WRITTEN]:
+        return False
+    wholes = {name[1], re.sub(r"-\d+$", "", name[1])}
+    return any(other.stem in wholes for other in place.at_top(*SUFFIXES, ".txt", *SPREADSHEETS))
 
 
 def is_list(path: Path) -> bool:

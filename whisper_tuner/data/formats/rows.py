@@ -39,6 +39,7 @@ KIND_NAMES = {
     "test": ("test", "testing", "eval"),
 }
 KIND_OF = {name: kind for kind, names in KIND_NAMES.items() for name in names}
+WRITTEN = ("id", "audio_path", "transcription", "duration_s")  # the first columns of a manifest that we write
 
 Cells = Mapping[str, object]
 """By lower-case column name. An audio cell may be a dict of `bytes` and `path`, as the datasets library has it."""

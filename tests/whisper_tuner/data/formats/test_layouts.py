@@ -14,7 +14,7 @@ import pytest
 import soundfile
 
 from whisper_tuner.data.checks import gather
-from whisper_tuner.data.dataset import load_manifest
+from whisper_tuner.data.dataset import Sample, load_manifest, write_manifest
 from whisper_tuner.data.formats.layouts import LAYOUTS, doubtful, parts_of, with_siblings
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.formats.times import NO_TIME
@@ -835,6 +835,22 @@ def test_a_folder_of_manifests(tmp_path, clip):
     }
     (tmp_path / "train.csv").rename(tmp_path / "mine.csv")
     with pytest.raises(DataError, match=r"several lists: dev\.csv, mine\.csv"):
+        parts_of(tmp_path)
+
+
+@pytest.mark.parametrize("header", ["audio,text", "fichier,texte"])
+def test_a_table_and_the_parts_that_we_split_it_into_are_that_table(tmp_path, clip, header):
+    """Those of somebody else are not ours to leave out."""
+    for name in ("a.wav", "b.wav"):
+        clip(tmp_path / name)
+    write(tmp_path / "texte.csv", f"{header}\na.wav,un mot\nb.wav,deux mots\n")
+    for name in ("texte", "texte-2"):
+        for kind, file in (("train", "a.wav"), ("test", "b.wav")):
+            sample = Sample(id=file, audio=tmp_path / file, text="un", duration_s=1.0, line=1)
+            write_manifest(tmp_path / f"{name}-{kind}.csv", [sample])
+    assert {kind: part.path.name for kind, part in parts_of(tmp_path).items()} == {"train": "texte.csv"}
+    (tmp_path / "texte.csv").rename(tmp_path / "other.csv")
+    with pytest.raises(DataError, match=r"several lists: .*texte-2-test\.csv"):
         parts_of(tmp_path)
 
 
