@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import platform
 import re
@@ -22,7 +23,7 @@ from whisper_tuner.errors import AccessError, HostError, HostKeyError
 from whisper_tuner.text import harmless, size
 
 from .agent_call import agent_call
-from .interfaces import own_interfaces
+from .interfaces import kinds_of_links, own_interfaces, route_to
 
 SERVICE = "_ssh._tcp"  # which macOS announces where Remote Login is on, and avahi where it is told to
 LISTEN_S, ASK_S, CONNECT_S = 1.2, 1.0, 5.0
@@ -38,13 +39,17 @@ LOOKED_UP = re.compile(r"can be reached at (\S+?)\.?:(\d+) ")
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A machine that may be reached. name: for a hosts file. label: what it calls itself. told_by: who knows of it."""
+    """A machine that may be reached. name: for a hosts file. label: what it calls itself. told_by: who knows of it.
+
+    link: Wi-Fi, Ethernet or Thunderbolt, by which this machine reaches it; "" where that is not known.
+    """
 
     name: str
     addresses: tuple[str, ...]
     port: int = 22
     label: str = ""
     told_by: str = "announced"
+    link: str = ""
 
     @property
     def host(self) -> Host:
@@ -83,7 +88,15 @@ def find(told: Sequence[Host] = (), listen_s: float = LISTEN_S) -> list[Candidat
         found += listening.result()
     own = {address for addresses in own_interfaces().values() for address in addresses}
     usable = (one for one in found if one.addresses and NAME.fullmatch(one.name))  # anybody may announce anything
-    return _each_once(replace(one, label=harmless(one.label)) for one in usable if not own & {*one.addresses})
+    others = _each_once(replace(one, label=harmless(one.label)) for one in usable if not own & {*one.addresses})
+    kinds = kinds_of_links()
+    return [replace(one, link=kinds.get(_interface_to(one), "")) for one in others]
+
+
+def _interface_to(candidate: Candidate) -> str:
+    with contextlib.suppress(HostError, StopIteration):
+        return route_to(next(address for address in candidate.addresses if ":" not in address)).interface
+    return ""
 
 
 def _each_once(found: Iterable[Candidate]) -> list[Candidate]:
@@ -222,6 +235,9 @@ def _look(candidate: Candidate, host: Host) -> Seen:
             return Seen(candidate=candidate, state=State.NEW, about=_only_ipv6(candidate))
         with Remote.connect(host, timeout=CONNECT_S) as remote:
             facts = agent_call(remote, "facts", python=remote.python, names=["torch"], project=host.project_path)
+            chip = facts["machine"]
+            if facts["system"] == "Darwin":
+                chip = remote.run(["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]).stdout.strip() or chip
     except HostKeyError as error:
         return Seen(candidate=candidate, state=State.CHANGED, about=_why(error))
     except AccessError as error:
@@ -229,7 +245,7 @@ def _look(candidate: Candidate, host: Host) -> Seen:
     except HostError as error:
         return Seen(candidate=candidate, state=State.SILENT, about=_why(error))
     system = "macOS" if facts["system"] == "Darwin" else facts["system"]
-    about = f"{system} {facts['release'].partition('-')[0]}, {facts['machine']}, {size(facts['memory']['total'])}"
+    about = f"{system} {facts['release'].partition('-')[0]}, {chip}, {size(facts['memory']['total'])}"
     state = State.READY if facts["training"] and facts["versions"] else State.PAIRED
     return Seen(candidate=candidate, state=state, about=_only_ipv6(candidate) or about)
 

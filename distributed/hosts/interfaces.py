@@ -7,8 +7,11 @@ The agent uses this on a host, so it needs no more than Python 3.9 until psutil 
 from __future__ import annotations
 
 import ipaddress
+import platform
 import re
 import socket
+import subprocess
+from pathlib import Path
 from typing import NamedTuple
 
 from whisper_tuner.errors import HostError
@@ -18,6 +21,8 @@ from whisper_tuner.errors import HostError
 UNFIT = re.compile(r"(lo|utun|awdl|llw)\d*|bridge(\d\d+|[1-9])?")
 # Of containers and virtual machines on Linux: every host may have the same network, with nobody else in it. And VPNs.
 INNER = re.compile(r"(docker|virbr|veth|br-|cni|podman|lxc|lxd|tun|tap|wg|zt|feth|tailscale|ppp|ipsec)\S*")
+HARDWARE_PORTS = ["/usr/sbin/networksetup", "-listallhardwareports"]
+LINKS = ("Wi-Fi", "Thunderbolt", "Ethernet")  # as macOS names them, alone or in a longer name
 
 
 class Route(NamedTuple):
@@ -65,6 +70,20 @@ def route_to(peer: str, *, interface: str | None = None) -> Route:
             remedy='Name the right one with "interface" in the hosts file, or switch the VPN off.',
         )
     return Route(address=address, interface=name)
+
+
+def kinds_of_links() -> dict[str, str]:
+    """Return Wi-Fi, Ethernet, Thunderbolt or the system's own name for it, of each interface that has a device."""
+    if platform.system() == "Darwin":
+        said = subprocess.run(HARDWARE_PORTS, stdin=subprocess.DEVNULL, capture_output=True, timeout=10).stdout
+        named = re.findall(r"Hardware Port: (.+)\nDevice: (\S+)", said.decode("utf-8", "replace"))
+        return {device: next((kind for kind in LINKS if kind in port), port) for port, device in named}
+    found = {}
+    for place in Path("/sys/class/net").glob("*/device"):
+        is_thunderbolt = "thunderbolt" in (place / "driver").resolve().name
+        wired = "Thunderbolt" if is_thunderbolt else "Ethernet"
+        found[place.parent.name] = "Wi-Fi" if (place.parent / "wireless").exists() else wired
+    return found
 
 
 def own_interfaces() -> dict[str, list[str]]:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from .readings import battery
+
 EVERY_S = 5.0
 # A cable that is plugged in elsewhere, or a program that starts, is no reason to leave; a pause in a call or between
 # two builds none to return, as the others share out the work anew each time. So a host changes at most every 150 s.
@@ -86,9 +88,7 @@ class OtherPrograms:
 
 def is_on_battery() -> bool:
     """Say whether this machine has a battery and knows that nothing charges it."""
-    look = getattr(psutil, "sensors_battery", None)  # psutil has it where the system tells
-    battery = look() if look else None
-    return battery is not None and battery.power_plugged is False
+    return battery().get("on_mains") is False
 
 
 class InUse:

@@ -54,7 +54,8 @@ def memory() -> dict[str, Any]:
 
 
 def battery() -> dict[str, Any]:
-    found = psutil.sensors_battery()
+    look = getattr(psutil, "sensors_battery", None)  # psutil has it where the system tells
+    found = look() if look else None
     if found is None:
         return {}
     mains = {} if found.power_plugged is None else {"on_mains": bool(found.power_plugged)}

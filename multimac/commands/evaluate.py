@@ -106,7 +106,7 @@ def evaluate(
         audio_context=audio_context,
         temperatures=FALLBACK if fallback else GREEDY,
     )
-    results = []
+    results: list[Measured] = []
     for model in chosen:
         way = _way(decoding, model, chosen)
         results += _results(console, model, manifests, way, batch_size, folders)

@@ -105,7 +105,13 @@ def show(console: AnyConsole, seen: list[Seen]) -> None:
         if one.state is State.PAIRED and candidate.told_by == IN_FILE:
             advice = "multimac hosts setup"
         about = "; ".join(filter(None, (one.about, advice)))
-        cells = (_named(one), candidate.addresses[0], candidate.told_by, one.state.value, about)
+        cells = (
+            _named(one),
+            " by ".join(filter(None, (candidate.addresses[0], candidate.link))),
+            candidate.told_by,
+            one.state.value,
+            about,
+        )
         table.add_row(*map(escape, cells))
     console.print(table)
 

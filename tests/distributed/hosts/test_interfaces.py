@@ -111,3 +111,33 @@ def test_a_vpn_is_not_left_for_a_faster_network(monkeypatch, name, flags):
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: mac(en0="10.0.0.5/24", **{name: "100.64.0.1/24"}))
     monkeypatch.setattr(psutil, "net_if_stats", lambda: {name: SimpleNamespace(flags=flags)})
     assert other_networks("100.64.0.1") == other_networks("10.0.0.5") == other_networks("127.0.0.1") == []
+
+
+PORTS = """
+Hardware Port: Ethernet Adapter (en4)
+Device: en4
+Ethernet Address: 5e:e9:1e:aa:bb:01
+
+Hardware Port: Thunderbolt Bridge
+Device: bridge0
+Ethernet Address: 36:11:22:33:44:00
+
+Hardware Port: Wi-Fi
+Device: en0
+Ethernet Address: 5c:e9:1e:aa:bb:02
+
+Hardware Port: iPhone USB
+Device: en8
+Ethernet Address: N/A
+
+VLAN Configurations
+===================
+"""
+
+
+def test_a_mac_names_its_links(monkeypatch, tmp_path):
+    (tmp_path / "ports").write_text(PORTS)
+    monkeypatch.setattr(interfaces, "HARDWARE_PORTS", ["cat", str(tmp_path / "ports")])
+    monkeypatch.setattr(interfaces.platform, "system", lambda: "Darwin")
+    expected = {"en4": "Ethernet", "bridge0": "Thunderbolt", "en0": "Wi-Fi", "en8": "iPhone USB"}
+    assert interfaces.kinds_of_links() == expected
