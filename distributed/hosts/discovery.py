@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -88,9 +89,15 @@ def find(told: Sequence[Host] = (), listen_s: float = LISTEN_S) -> list[Candidat
         found += listening.result()
     own = {address for addresses in own_interfaces().values() for address in addresses}
     usable = (one for one in found if one.addresses and NAME.fullmatch(one.name))  # anybody may announce anything
-    others = _each_once(replace(one, label=harmless(one.label)) for one in usable if not own & {*one.addresses})
+    others = _apart(_each_once(replace(one, label=harmless(one.label)) for one in usable if not own & {*one.addresses}))
     kinds = kinds_of_links()
     return [replace(one, link=kinds.get(_interface_to(one), "")) for one in others]
+
+
+def _apart(found: Sequence[Candidate]) -> list[Candidate]:
+    """Name machines by their addresses that bear one name: by that only one of them would be reached."""
+    count = Counter((one.name, one.port) for one in found)
+    return [replace(one, name=one.addresses[0]) if count[one.name, one.port] > 1 else one for one in found]
 
 
 def _interface_to(candidate: Candidate) -> str:

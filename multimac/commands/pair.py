@@ -18,6 +18,7 @@ from distributed.hosts.discovery import IN_FILE, NAME, Seen, State, find, look, 
 from distributed.hosts.interfaces import route_to
 from distributed.plan.hosts_file import load_hosts
 from distributed.ssh import pairing
+from distributed.ssh.authentication import known_keys
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, resolve
 from multimac.view.progress import working
@@ -80,7 +81,11 @@ def hosts_pair(
     if not paired(console, host):
         console.print("Nothing was changed.")
         return ExitStatus.OK
-    told = "written" if _write(hosts, host) else f"{host.address} stands there already"
+    twin = _twin(hosts, host)
+    message = f"{hosts} has {twin}, with the same key. Is that this machine, under another name or address?"
+    if twin and not questionary.confirm(message, default=True).ask():
+        twin = ""  # a copy
+    told = "written" if _write(hosts, host, instead_of=twin) else f"{host.address} stands there already"
     console.print(f"{told}: {hosts}", markup=False, soft_wrap=True)
     return hosts_setup(hosts) if set_up else ExitStatus.OK
 
@@ -165,8 +170,25 @@ def _log_in(console: AnyConsole, host: Host) -> None:
         Remote.connect(host).close()
 
 
-def _write(path: Path, host: Host) -> bool:
-    """Add a machine to the hosts file, which is made where there is none. False if it stands there already."""
+def _twin(path: Path, host: Host) -> str:
+    """Return the address of a worker in the hosts file that has the same host key; "" if none has."""
+
+    def keys(of: Host) -> set[bytes]:
+        settings = resolve(of)
+        return {entry.blob for entry in known_keys(settings.known_as, settings.known_hosts)}
+
+    workers = load_hosts(path).workers if path.exists() else ()
+    if not workers or host.address in {one.address for one in workers}:
+        return ""
+    own = keys(host)
+    return next((one.address for one in workers if own & keys(one)), "")
+
+
+def _write(path: Path, host: Host, *, instead_of: str = "") -> bool:
+    """Add a machine to the hosts file, which is made where there is none. False if it stands there already.
+
+    instead_of: the address of a worker whose place it takes.
+    """
     told = {"host": host.address, "ssh_user": host.user, "ssh_port": host.port}
     worker = {key: value for key, value in told.items() if value is not None}
     short = host.address if len(worker) == 1 else worker
@@ -177,6 +199,7 @@ def _write(path: Path, host: Host) -> bool:
         return False
     else:
         values = json.loads(path.read_text(encoding="utf-8-sig"))
-    values["workers"].append(short)
+    others = [one for one in values["workers"] if instead_of not in (one, isinstance(one, dict) and one.get("host"))]
+    values["workers"] = [*others, short]
     write_atomically(path, json.dumps(values, indent=2) + "\n")
     return True

@@ -45,6 +45,34 @@ ssh-keygen -lf /tmp/bare/host_key.pub
 """
 
 
+def test_two_machines_under_one_name_and_one_whose_address_changes():
+    """avahi names the second one anew; both are found, and the one that moves is known by its key."""
+    with Lab(hosts=3, rate="100mbit") as lab:
+        for name in ("h2", "h3"):
+            bare = lab.exec(name, ["bash", "-c", BARE], timeout=60)
+            assert bare.returncode == 0, bare.stderr
+        lab.exec("h1", ["sh", "-c", "rm -f ~/.ssh/known_hosts; mkdir -p ~/here"])
+        command = [sys.executable, str(PROJECT / "cli_typer.py"), "hosts"]
+
+        def found() -> dict[str, str]:
+            seen = lab.exec("h1", [*command, "find", "--json"], cwd="/root/here", timeout=60)
+            return {one["addresses"][0]: one["name"] for one in json.loads(seen.stdout)}
+
+        deadline = time.monotonic() + 20  # in which the two agree on names
+        while len(now := found()) < 2:
+            assert time.monotonic() < deadline, now
+        assert len({*now.values()}) == 2 and {*now} == {lab["h2"].address, lab["h3"].address}
+        moved = lab["h2"].address.rpartition(".")[0] + ".99"
+        change = (
+            f"ip addr add {moved}/24 dev en0 && ip addr del {lab['h2'].address}/24 dev en0 && pkill -f bare/sshd.conf"
+        )
+        done = lab.exec("h2", ["sh", "-c", f"{change}; sleep 1; /usr/sbin/sshd -f /tmp/bare/sshd.conf"], timeout=30)
+        assert done.returncode == 0, done.stderr
+        deadline = time.monotonic() + 30
+        while {*(now := found())} != {moved, lab["h3"].address}:
+            assert time.monotonic() < deadline, now
+
+
 def test_found_by_avahi_and_paired_with_by_one_password():
     with Lab(hosts=2, rate="100mbit") as lab:
         bare = lab.exec("h2", ["bash", "-c", BARE], timeout=60)

@@ -113,6 +113,15 @@ def test_each_machine_once_without_this_one(ssh_server: SshServer, tmp_path, mon
     }
 
 
+def test_two_machines_under_one_name_go_by_their_addresses(monkeypatch):
+    two = [Candidate(name="mini.local", addresses=(address,)) for address in ("10.99.0.5", "10.99.0.6")]
+    monkeypatch.setattr(discovery, "_lines", lambda path: [])
+    monkeypatch.setattr(
+        discovery, "announced", lambda seconds: [*two, Candidate(name="b.local", addresses=("10.99.0.7",))]
+    )
+    assert [one.name for one in find()] == ["10.99.0.5", "10.99.0.6", "b.local"]
+
+
 def test_what_a_stranger_announces_can_do_no_harm(monkeypatch):
     hostile = ["-oProxyCommand=touch", "x y", "a;b", "$(x)", "ü.local", "", "a@b"]
     strange = [Candidate(name=name, addresses=("10.99.0.5",)) for name in hostile]

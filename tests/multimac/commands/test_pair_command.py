@@ -143,3 +143,23 @@ def test_a_user_without_a_key_gets_one(ssh_server, copying, tmp_path, monkeypatc
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
     ssh_server.configure(f"Host *\n  IdentityFile {ssh_server.key}\n")
     assert pairing.own_key(resolve(host)) == Path(f"{ssh_server.key}.pub")
+
+
+@pytest.mark.parametrize(("answer", "kept"), [("y", []), ("n", ["localhost"])])
+def test_a_machine_with_a_new_address_takes_its_old_place_and_a_copy_does_not(
+    ssh_server, copying, tmp_path, answer, kept
+):
+    old = {"host": "localhost", "ssh_port": ssh_server.port}
+    hosts = tmp_path / "distributed_hosts.json"
+    hosts.write_text(json.dumps({"master": "10.0.0.1", "workers": [old, "other.local"]}))
+    kind, blob = ssh_server.host_key
+    ssh_server.known_hosts.write_text(
+        f"[localhost]:{ssh_server.port} {kind} {blob}\n[127.0.0.1]:{ssh_server.port} {kind} {blob}\n"
+    )
+    pairing_again = Terminal(tmp_path, "hosts", "pair", "127.0.0.1", "--port", str(ssh_server.port), "--no-setup")
+    pairing_again.expect("has localhost, with the same key. Is that this machine, under another name or address?")
+    pairing_again.type(answer)
+    assert pairing_again.end() == 0, pairing_again.seen
+    workers = json.loads(hosts.read_text())["workers"]
+    named = [worker if isinstance(worker, str) else worker["host"] for worker in workers]
+    assert named == [*kept, "other.local", "127.0.0.1"]
