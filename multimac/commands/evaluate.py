@@ -106,7 +106,10 @@ def evaluate(
         audio_context=audio_context,
         temperatures=FALLBACK if fallback else GREEDY,
     )
-    results = [one for model in chosen for one in _results(console, model, manifests, decoding, batch_size, folders)]
+    results: list[Measured] = []
+    for model in chosen:
+        way = _way(decoding, model, chosen)
+        results += _results(console, model, manifests, way, batch_size, folders)
     results.sort(key=lambda one: manifests.index(one.manifest))
     _record_in_runs(results)
     _show(console, manifests, results, worst, as_json=as_json)
@@ -162,22 +165,28 @@ def _folders(
     return folders
 
 
+def _way(asked: Decoding, model: Candidate, chosen: Sequence[Candidate]) -> Decoding:
+    """Add language and task that nobody asked for: of the model's run, else of the others' runs if these agree."""
+    runs = [model.origin] if model.origin else [one.origin for one in chosen if one.origin]
+    ways = {(run.language, run.task) for run in runs}
+    language, task = ways.pop() if len(ways) == 1 else ("", None)
+    return replace(asked, language=asked.language or language or None, task=asked.task or task)
+
+
 def _results(
     console: Console,
     chosen: Candidate,
     manifests: Sequence[Manifest],
-    asked: Decoding,
+    decoding: Decoding,
     batch_size: int,
     folders: dict[tuple[Candidate, Path], Path],
 ) -> Iterator[Measured]:
-    """Measure one model on all test sets. Language and task that nobody asked for are those of its run."""
+    """Measure one model on all test sets."""
     from exogym import device as devices
     from whisper_tuner.eval.evaluation import evaluate as evaluate_model
     from whisper_tuner.eval.text_cache import TextCache
     from whisper_tuner.export.final import load_model
 
-    language, task = (chosen.origin.language, chosen.origin.task) if chosen.origin else ("", None)
-    decoding = replace(asked, language=asked.language or language or None, task=asked.task or task)
     texts, loaded = TextCache(FactStore(PROJECT / STORE / CACHE)), None
     for manifest in manifests:
         key = texts.key(chosen.path, manifest.samples, decoding)
@@ -292,7 +301,11 @@ def _differences(measured: Sequence[Measured]) -> list[str]:
     first: dict[Path, Measured] = {}
     for one in measured:
         reference = first.setdefault(one.manifest.path, one)
-        if one is not reference and (found := difference(one.predictions, reference.predictions)):
+        if one.record["normalizer"] != reference.record["normalizer"]:
+            what = f"{one.model.name} and {reference.model.name} are not compared on {one.manifest.path.name}"
+            ways = f"{one.record['normalizer']} and {reference.record['normalizer']}"
+            lines.append(f"{what}: their texts are normalised in two ways, {ways}. Give all one --language.")
+        elif one is not reference and (found := difference(one.predictions, reference.predictions)):
             one.record["against"] = {"model": reference.model.path, "p": round(found.p, 4)}
             one.record["against"] |= {name: round(getattr(found, name), 2) for name in ("points", "low", "high")}
             lines.append(f"{one.model.name} against {reference.model.name}, on {one.manifest.path.name}:")

@@ -120,6 +120,29 @@ def test_two_models_are_compared_in_words(run_folder, few, capsys):
     )
 
 
+def test_a_model_without_a_run_takes_the_language_of_the_others_and_texts_of_two_normalisers_are_not_compared(
+    run_folder, few, capsys, tmp_path
+):
+    runs = {}
+    for language in ("fr", "en"):
+        runs[language] = shutil.copytree(run_folder, tmp_path / language, ignore=shutil.ignore_patterns("evaluation"))
+        profile = {"base_model": str(MODEL), "language": language, "task": "transcribe"}
+        (runs[language] / "run.json").write_text(run_json(profile))
+    of_french, of_english = (str(runs[language] / "final") for language in ("fr", "en"))
+    ask = ["evaluate", of_french, str(MODEL), "--no-base", "--data", str(few), "--json"]
+    assert cli_typer.main(ask) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert len({record["normalizer"] for record in records}) == 1 and "against" in records[1]
+    assert cli_typer.main([*ask, of_english]) == 0  # whose language should the plain one take?
+    records = json.loads(capsys.readouterr().out)
+    assert [record["normalizer"].split()[0] for record in records] == ["whisper-basic", *["whisper-english"] * 2]
+    assert not any("against" in record for record in records)
+    assert cli_typer.main(["evaluate", of_french, of_english, "--no-base", "--data", str(few)]) == 0
+    said = capsys.readouterr().out
+    assert f"{of_english} and {of_french} are not compared on few.csv: " in said and "--language" in said
+    assert " -> " not in said and "points" not in said
+
+
 def test_the_table_and_the_worst_rows(few, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     assert cli_typer.main(["evaluate", str(MODEL), "--data", few.name, "--worst", "1", "--out", "o"]) == 0
