@@ -186,10 +186,15 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
         what += " It is computed in smaller parts; the result is the same."
         console.print(what, style="yellow")
     if "validation" in draft.data.samples and int(settings["epochs"]) > 1:
-        enough = len(draft.data.samples["validation"]) >= ENOUGH_CLIPS
-        suggested = own["keep_best"].lower() in TRUE if "keep_best" in own else enough
+        count = len(draft.data.samples["validation"])
+        suggested = own["keep_best"].lower() in TRUE if "keep_best" in own else count >= ENOUGH_CLIPS
         message = f"Stop after {NO_BETTER} epochs without progress, and keep the best?"
         settings |= BEST if questions.confirm("keep_best", message, suggested) else {}
+        if questions.asks_nobody and count < ENOUGH_CLIPS and not suggested:
+            what = (
+                f"{counted(count, 'validation clip')} {'is' if count == 1 else 'are'} too few to choose the best epoch"
+            )
+            console.print(f"{what} by: the model is that of the last one.", markup=False)
     return settings
 
 

@@ -123,3 +123,14 @@ def test_a_slip_in_a_models_name_is_told_before_the_recordings_are_read(tmp_path
     assert cli_typer.main(["train", str(PROJECT / "bundled/data"), "--model", "tinny.en"]) == 3
     said = " ".join("".join(capsys.readouterr()).split())
     assert "did you mean 'tiny.en'?" in said and "clips" not in said
+
+
+def test_too_few_validation_clips_for_the_best_epoch_are_told(tmp_path, monkeypatch, capsys, clips):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(flow, "_run", lambda *_, **__: 0)
+    (tmp_path / "voice").mkdir()
+    pairs(tmp_path / "voice", clips)
+    write_whisper(tmp_path / "tiny", multilingual=True, seconds=5)
+    assert cli_typer.main(["train", "voice", "--language", "fr", "--model", "tiny"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "4 validation clips are too few to choose the best epoch by: the model is that of the last one." in said
