@@ -78,7 +78,9 @@ def data_check(
     ] = None,
     language: Language = "",
     settings: Set = None,
-    out: Annotated[Path | None, Option(help="Folder for the report. [default: .multimac/checks/NAME]")] = None,
+    out: Annotated[
+        Path | None, Option(help="Folder for the report. [default: .multimac/checks/NAME in the program's folder]")
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print only what was found, as JSON.")] = False,
     config: Config = CONFIG,
 ) -> ExitStatus:
@@ -116,9 +118,7 @@ def data_check(
     page = report.write(folder, asked.name, material.manifests, by_kind(found), _most_contradicted(material), notes)
     if not as_json:
         show(console, material, found, notes)
-    written = {}
-    if into:
-        written = _write(console, fix.fixed(material, found, corrections, long, cuts), into, corrections)
+    written = _write(console, fix.fixed(material, found, corrections, long, cuts), into, corrections) if into else {}
     console.print(f"report: {shown(page.absolute())}", soft_wrap=True)
     if as_json:
         print(json.dumps(_record(material, found, notes, page, written), indent=1))

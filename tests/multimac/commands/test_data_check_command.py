@@ -126,6 +126,11 @@ def test_the_report_is_whole_and_everything_in_it_is_escaped(folder, capsys):
     assert json.loads((folder / "there" / "findings.json").read_text())["counts"]["described sound"] == 1
 
 
+def test_the_help_says_whose_folder_has_the_report(capsys):
+    check("--help")
+    assert ".multimac/checks/NAME in the program's folder" in unwrapped(capsys.readouterr().out)
+
+
 def test_json(folder, capsys):
     spoil(folder / "train.csv", _5="N/A")
     assert check("mine", "--json") == ExitStatus.DATA
