@@ -314,7 +314,7 @@ def _record(
     return {
         "parts": parts,
         "counts": counts,
-        "findings": [report.record(one) for one in found],
+        "findings": [report.record(row) for one in found for row in one.each()],
         "notes": list(notes),
         "report": str(page),
         "fixed": {part: str(path) for part, path in written.items()},

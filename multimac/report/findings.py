@@ -15,7 +15,7 @@ from whisper_tuner.files import write_atomically, write_table
 from .template import BARS, Player, Players, Private, rendered, told_as_run_error, wave
 
 CSV, JSON = "findings.csv", "findings.json"
-COLUMNS = ("severity", "kind", "part", "manifest", "line", "id", "rows", "what", "text", "audio", "remedy")
+COLUMNS = ("severity", "kind", "part", "manifest", "line", "id", "what", "text", "audio", "remedy")
 CLIPS = 4  # of a kind that can be heard
 ROWS = 30  # of a kind in its table
 TEXT = 300  # characters
@@ -33,11 +33,12 @@ def write(
 
     findings: by kind, the worst first. heard: the clips that a model contradicts most, with what it hears and CER.
     """
+    findings = [(kind, [row for one in found for row in one.each()]) for kind, found in findings]
     every = [record(one) for _, rows in findings for one in rows]
     with told_as_run_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_table(folder / CSV, COLUMNS, ([*row.values()] for row in every))
-        counts = {kind.name: sum(one.rows for one in rows) for kind, rows in findings}
+        counts = {kind.name: len(rows) for kind, rows in findings}
         told = {"counts": counts, "findings": every}
         write_atomically(folder / JSON, json.dumps(told, indent=1) + "\n", durable=False)
         write_atomically(folder / REPORT, _page(name, manifests, findings, heard, notes), durable=False)
@@ -45,9 +46,9 @@ def write(
 
 
 def record(one: Finding) -> dict[str, object]:
-    """Return a finding as a row, in the order of COLUMNS."""
+    """Return a finding about one row as a row, in the order of COLUMNS."""
     audio = str(one.audio) if one.audio else ""
-    about = (one.kind.severity, one.kind.name, one.part, str(one.manifest), one.line, one.id, one.rows)
+    about = (one.kind.severity, one.kind.name, one.part, str(one.manifest), one.line, one.id)
     return dict(zip(COLUMNS, (*about, one.what, one.text, audio, one.kind.remedy), strict=True))
 
 
@@ -82,7 +83,7 @@ def _page(
         groups.append(
             {
                 "kind": kind,
-                "rows": sum(one.rows for one in found),
+                "rows": len(found),
                 "clips": [shown(one) for one in audible],
                 "listed": [shown(one, with_sound=False) for one in rest[:ROWS]],
                 "more": max(0, len(rest) - ROWS),

@@ -16,6 +16,7 @@ from whisper_tuner.text import counted, duration
 
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 FIRST = 3  # rows of a kind; the report has more, findings.csv all
+LINES = 5  # of a file that are named where a finding is about several rows
 LONGEST = 160  # characters of a line about a row
 
 
@@ -29,8 +30,9 @@ def show(console: Console, material: Material, found: Sequence[Finding], notes: 
     for kind, rows in by_kind(found):
         console.print(Text(f"{kind.severity}: {kind.name}, {rows_in_words(rows)}", STYLES[kind.severity]))
         for one in rows[:FIRST]:
-            text = f"{place_of(one)}: {one.what}".replace("\n", " ")
-            text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+            what = one.what.replace("\n", " ")
+            what = what if len(what) <= LONGEST else f"{what[: LONGEST - 1]}…"
+            text = f"{what}: {_places_of(one)}" if one.among else f"{place_of(one)}: {what}"
             console.print(Padding(Text(text, overflow="fold"), (0, 0, 0, 2)))
         if len(rows) > FIRST:
             console.print(f"  and {len(rows) - FIRST} more")
@@ -55,3 +57,16 @@ def rows_in_words(found: Sequence[Finding]) -> str:
 
 def place_of(one: Finding) -> str:
     return f"{one.manifest.name} line {one.line}" if one.line else one.manifest.name
+
+
+def _places_of(one: Finding) -> str:
+    """Name each file of a finding's rows once, with its first lines."""
+    lines: dict[str, list[int]] = {}
+    for row in one.among:
+        lines.setdefault(row.manifest.name, []).append(row.sample.line)
+    told = []
+    for name, numbers in lines.items():
+        named = ", ".join(map(str, numbers[:LINES]))
+        more = f" and {len(numbers) - LINES} more" if len(numbers) > LINES else ""
+        told.append(f"{name}, {'line' if len(numbers) == 1 else 'lines'} {named}{more}")
+    return "; ".join(told)

@@ -103,11 +103,19 @@ def test_a_folder_as_import_makes_it_is_checked_and_every_row_of_the_rarer_way_i
     rows = [number for number, text in enumerate(texts) if len(text.split()) >= 3][:8]
     spoil(folder / "train.csv", **{f"_{number}": texts[number].upper() for number in rows})
     check(str(folder))
-    said = unwrapped(capsys.readouterr().out)
+    out = capsys.readouterr().out
+    said, lines = unwrapped(out), [str(number + 2) for number in rows]
     assert all(f"{part}: {count} rows" in said for part, count in CLIPS.items())
-    found = next(folder.glob(".multimac/checks/*/findings.csv")).read_text()
-    assert re.search(r"8 of \d+ rows of three words or more have capitals only", found)
-    assert all(f"line {number + 2}" in found for number in rows)
+    named = f"train.csv, lines {', '.join(lines[:5])} and 3 more"
+    assert re.search(rf"8 of \d+ rows of three words or more have capitals only, \d+ have small letters: {named}", said)
+    assert "…" not in out and max(len(line) for line in out.splitlines() if not line.startswith("report:")) <= 80
+    report = next(folder.glob(".multimac/checks/*/findings.csv")).parent
+    found = [row for row in read(report / "findings.csv") if row["kind"] == "two ways of casing"]
+    assert [row["line"] for row in found] == lines and all(row["text"].isupper() for row in found)
+    told = [row["line"] for row in json.loads((report / "findings.json").read_text())["findings"]]
+    assert {*map(int, lines)} <= {*told}
+    page = (report / "report.html").read_text(encoding="utf-8")
+    assert all(f"train.csv line {line}<" in page for line in lines)
     (folder / "mine").mkdir()
     shutil.copy(folder / "test.csv", folder / "mine" / "train.csv")
     check("mine")  # also the name of a profile, which goes first

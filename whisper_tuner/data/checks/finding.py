@@ -45,7 +45,7 @@ class Kind:
 class Finding:
     """One row, or the first of several rows, and what is wrong with it. Line 0 stands for the manifest as a whole.
 
-    rows: how many rows this is about. badness: the higher, the earlier it is shown among those of its kind.
+    among: all rows, where this is about several. badness: the higher, the earlier it is shown among those of its kind.
     """
 
     kind: Kind
@@ -57,8 +57,17 @@ class Finding:
     text: str = ""
     audio: Path | None = None
     seconds: float = 0.0
-    rows: int = 1
+    among: tuple[Row, ...] = ()
     badness: float = 0.0
+
+    @property
+    def rows(self) -> int:
+        """Count the rows that this is about."""
+        return len(self.among) or 1
+
+    def each(self) -> list[Finding]:
+        """Return a finding for every row that this is about."""
+        return [of_row(self.kind, row, self.what, badness=self.badness) for row in self.among] or [self]
 
 
 Find = Callable[["Material"], Iterable[Finding]]
@@ -88,8 +97,8 @@ def check(*kinds: Kind, needs: Needs = Needs.TEXT, place: int) -> Callable[[Find
     return register
 
 
-def of_row(kind: Kind, row: Row, what: str, *, badness: float = 0.0, rows: int = 1) -> Finding:
-    """Return a finding about one row, or about several of which this is the first."""
+def of_row(kind: Kind, row: Row, what: str, *, badness: float = 0.0, among: Iterable[Row] = ()) -> Finding:
+    """Return a finding about one row, or about several of which this is the first. among: those."""
     sample = row.sample
     return Finding(
         kind=kind,
@@ -101,6 +110,6 @@ def of_row(kind: Kind, row: Row, what: str, *, badness: float = 0.0, rows: int =
         text=sample.text,
         audio=sample.audio,
         seconds=sample.duration_s,
-        rows=rows,
+        among=tuple(among),
         badness=badness,
     )

@@ -7,7 +7,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from operator import attrgetter
 
 from whisper_tuner.data.checks.finding import Finding, Kind, Severity, check, of_row
 from whisper_tuner.data.checks.material import Material, Row
@@ -198,8 +197,8 @@ def two_ways(
         for row in rare:
             yield of_row(kind, row, f"{rare_name}, where {len(usual)} of {every} rows{among} have {usual_name}")
         return
-    counted = f"{len(rare)} of {every} rows{among} have {rare_name}, {len(usual)} have {usual_name}"
-    yield of_row(kind, rare[0], f"{counted}: {', '.join(map(attrgetter('place'), rare))}", rows=len(rare))
+    what = f"{len(rare)} of {every} rows{among} have {rare_name}, {len(usual)} have {usual_name}"
+    yield of_row(kind, rare[0], what, among=rare)
 
 
 # Without what is also an article or a pronoun (one, un, ein), and without "second".

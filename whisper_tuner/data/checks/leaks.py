@@ -153,8 +153,9 @@ def find_leaked_texts(material: Material) -> Iterator[Finding]:
         every = sum(row.part == part for row in material.rows)
         if len(found) > MANY_LEAKS * every:
             row, other = found[0]
-            what = f"{len(found)} of {every} rows of {row.manifest.name} have a text of {other.part}, such as this one"
-            yield of_row(LEAKED_TEXT, row, f"{what} of line {other.sample.line}", rows=len(found))
+            what = f"{len(found)} of {every} rows of {row.manifest.name} have a text of {other.part}"
+            what += f" (the first has that of {other.place})"
+            yield of_row(LEAKED_TEXT, row, what, among=[row for row, _ in found])
             continue
         for row, other in found:
             yield of_row(LEAKED_TEXT, row, f"the same text as {other.place} ({other.part})")
@@ -195,7 +196,7 @@ def find_leaked_speakers(material: Material) -> Iterator[Finding]:
                     f"{counted(len(own), 'clip')} in {own[0].manifest.name}, {len(there)} in {there[0].manifest.name}"
                 )
                 what = f"speaker '{speaker[:40]}': {clips}"
-                yield of_row(LEAKED_SPEAKER, own[0], what, badness=len(there), rows=len(own))
+                yield of_row(LEAKED_SPEAKER, own[0], what, badness=len(there), among=own)
 
 
 SHORT_REPEAT = 8  # letters: "yes" and "seven" come often
@@ -220,6 +221,4 @@ def find_repeated_texts(material: Material) -> Iterator[Finding]:
         usual = sum(map(len, said.values())) / max(1, len(said))
         for rows in said.values():
             if len(rows) >= max(TIMES, OVER_MEAN * usual) and letters(rows[0].text) >= SHORT_REPEAT:
-                lines = ", ".join(str(row.sample.line) for row in rows[:5])
-                what = f"{len(rows)} rows have it: line {lines}{', ...' if len(rows) > 5 else ''}"
-                yield of_row(REPEATED, rows[0], what, badness=len(rows), rows=len(rows))
+                yield of_row(REPEATED, rows[0], f"{len(rows)} rows have it", badness=len(rows), among=rows)
