@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from typer import Argument, Option
 
@@ -19,7 +20,7 @@ from distributed.run_dir.summary import RunSummary, read_run
 from multimac.report.measured import card
 from multimac.view.models import fetch_model, model_named, origin_of, slug, unfinished
 from multimac.view.progress import counting, working
-from multimac.view.terminal import Console
+from multimac.view.terminal import Console, fitting
 from whisper_tuner.data.check import check_manifest, check_usable
 from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
 from whisper_tuner.data.formats.rows import Reading
@@ -99,7 +100,7 @@ def export(
     if as_json:
         print(json.dumps(_as_json(found, verified), indent=2))
     elif verified:
-        console.print(_table(verified))
+        console.print(fitting(console, _table(verified), folds=True))
     if verified:
         _raise_if_off(verified)
     if lacking:
@@ -194,10 +195,13 @@ def _verified(
 
 def _table(verified: Verified) -> Table:
     clips, reference = len(verified.manifest.samples), verified.alike["float32"]
-    caption = f"WER after {reference.normalizers[0]}"
-    table = Table(header_style="bold", title=f"{verified.manifest.path}: {counted(clips, 'clip')}", caption=caption)
-    for column in ("", "WER", "95 %", "points more", "95 %", "size", "audio s/s"):
-        table.add_column(column, justify="left" if not column else "right", overflow="fold")
+    caption = f"WER after {reference.normalizers[0]}, all decoded greedily, as the runtimes do."
+    caption += " `evaluate` decodes again what is in doubt, so its WER may be another one."
+    title = f"{verified.manifest.path}: {counted(clips, 'clip')}"
+    table = Table(header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, caption=caption)
+    table.add_column("", overflow="fold")
+    for column in ("WER", "95 %", "points\nmore", "95 %", "size", "audio\ns/s"):
+        table.add_column(column, justify="right", no_wrap=True)
     table.add_row(BEFORE, *_rates(reference))
     if rounded := verified.alike.get("float16"):
         table.add_row(ROUNDED, *_rates(rounded), *_more(rounded, reference))

@@ -61,6 +61,7 @@ def test_a_run_is_exported_merged_verified_and_described(run_folder, capsys):
     assert f"transformers float16: runs/{RUN}/export/transformers-float16, " in said
     rows = [line for line in said.splitlines() if "before the export" in line or "transformers float16 " in line]
     assert len(rows) == 2 and "+0.0" in rows[1] and "in float16" in said
+    assert "decoded greedily, as the runtimes do" in " ".join(said.split())
     model = WhisperForConditionalGeneration.from_pretrained(folder)
     assert not any("lora" in name for name, _ in model.named_parameters())
     card = (folder / "README.md").read_text()
@@ -69,6 +70,14 @@ def test_a_run_is_exported_merged_verified_and_described(run_folder, capsys):
     assert "| WER of the base model | 66.7 (66.7 to 66.7) |" in card and "| WER of this model | 33.3" in card
     assert f"after {UNNAMED}" in card and f"WER after whisper-english {version('whisper-normalizer')}" in said
     assert 'model="transformers-float16"' in card
+
+
+@pytest.mark.parametrize("width", ["40", "80"])
+def test_no_word_of_the_table_is_broken(run_folder, capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", width)
+    assert cli_typer.main(["export", RUN[:8], "--to", "transformers", "--verify"]) == 0
+    said = capsys.readouterr().out
+    assert "transformers" in said.split("before")[1] and all(word in said for word in ("export", "float32", "points"))
 
 
 @pytest.mark.slow
