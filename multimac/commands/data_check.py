@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -21,7 +22,7 @@ from distributed.plan.job import resolve
 from distributed.ssh.host import Host
 from multimac.report import findings as report
 from multimac.view.findings import by_kind, show
-from multimac.view.models import fetch_model, model_named, slug
+from multimac.view.models import fetch_model, model_named, short_name, slug
 from multimac.view.progress import counting, working
 from multimac.view.terminal import Console
 from whisper_tuner.config import ConfigFile
@@ -252,7 +253,7 @@ def _heard(
     model, processor = load()
     listening = Listening(name=name, model=model, processor=processor, language=language, task=task)
     count, began = sum(len(one.samples) for one in unknown.values()), time.perf_counter()
-    with counting(console, f"{name[-30:]} transcribes the clips", count) as told:
+    with _told_if_stopped(console), counting(console, f"{short_name(name)} transcribes the clips", count) as told:
         together = hear_together(
             listening,
             unknown,
@@ -270,6 +271,15 @@ def _heard(
     if len(together.counts) > 1:
         console.print(f"clips by: {', '.join(f'{name} {count}' for name, count in together.counts.items())}")
     return heard
+
+
+@contextlib.contextmanager
+def _told_if_stopped(console: Console) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print("Stopped: what was heard is not kept, so the same command begins anew.")
+        raise
 
 
 def _about_model(material: Material) -> Iterator[str]:

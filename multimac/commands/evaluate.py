@@ -28,7 +28,7 @@ from multimac.view.error_rates import (
     rates_table,
     show_worst,
 )
-from multimac.view.models import fetch_model, model_named, unfinished
+from multimac.view.models import fetch_model, model_named, short_name, unfinished
 from multimac.view.progress import counting, working
 from multimac.view.terminal import Console, fitting
 from whisper_tuner.config import ConfigFile, Profile
@@ -192,7 +192,7 @@ def _results(
         key = texts.key(chosen.path, manifest.samples, decoding)
         if (result := texts.read(key, manifest.samples)) is None:
             model, processor = loaded = loaded or load_model(chosen.path)
-            with counting(console, f"{chosen.name[-30:]} {manifest.path.name}", len(manifest.samples)) as show:
+            with counting(console, f"{short_name(chosen.path)} {manifest.path.name}", len(manifest.samples)) as show:
                 result = evaluate_model(
                     model.to(devices.choose()),  # type: ignore[arg-type]  # transformers' own type of it is wrong
                     processor,

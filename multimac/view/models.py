@@ -86,6 +86,14 @@ def origin_of(model: str) -> RunSummary | None:
     return next((run for run in runs if run.base_model), None)
 
 
+def short_name(model: str) -> str:
+    """Name a model where there is little room: by its run, else by its folder's own name; a hub id stays as it is."""
+    path = expanded(model)
+    if not path.is_dir():
+        return model
+    return path.absolute().parent.name if path.name == FINAL else path.name
+
+
 def slug(text: str, otherwise: str = "model") -> str:
     """Return a name for a folder; `otherwise` if nothing of the text is left."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-.") or otherwise

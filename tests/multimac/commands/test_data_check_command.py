@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -261,6 +262,14 @@ def test_a_model_tells_what_it_hears_otherwise(folder, capsys):
     assert "train-003" in listed and "train-010" in listed and "<dt>heard, CER" in listed
     check("few.csv", "--language", "en", "--model", str(PROJECT / "bundled" / "model"), "--out", "there")
     assert "hears few.csv" not in capsys.readouterr().out  # it is known from the first time
+
+
+def test_a_check_that_is_stopped_while_the_model_hears_says_what_is_lost(folder, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "distributed.launcher.evaluate.hear_together", lambda *_, **__: signal.raise_signal(signal.SIGINT)
+    )
+    assert check("train.csv", "--model", str(PROJECT / "bundled" / "model")) == ExitStatus.INTERRUPTED
+    assert "Stopped: what was heard is not kept" in unwrapped(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from multimac.view.models import model_named
+from multimac.view.models import model_named, short_name
 from whisper_tuner.errors import ConfigError
 
 
@@ -53,6 +53,14 @@ def test_models_by_all_their_names(runs, name, found):
 def test_what_is_no_model_is_told_without_asking_the_hub(runs, name, message):
     with pytest.raises(ConfigError, match=message):
         model_named(name, runs)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [(FINAL, "20260101-000000-mine"), ("./base", "base"), ("openai/whisper-tiny", "openai/whisper-tiny")],
+)
+def test_a_short_name_is_whole(runs, model, name):
+    assert short_name(model) == name
 
 
 def test_a_model_that_is_named_by_its_folder_needs_no_config(runs):
