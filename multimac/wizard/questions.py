@@ -329,11 +329,11 @@ def drop_typed() -> None:
 
 
 def _refused(check: Check, answer: str) -> str:
-    """Return why an answer is impossible; "" if it is not."""
+    """Return why an answer is impossible, without the remedy, since there is one line for it; "" if it is not."""
     try:
         check(answer)
     except (OSError, ValueError, TunerError) as error:
-        return " ".join(str(error).split())
+        return str(error).partition("\n")[0]
     return ""
 
 

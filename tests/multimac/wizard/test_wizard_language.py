@@ -16,10 +16,11 @@ from transformers import WhisperForConditionalGeneration
 import cli_typer
 from multimac.wizard import model as asking
 from multimac.wizard.draft import Data, Draft, Model
-from multimac.wizard.questions import Questions
+from multimac.wizard.questions import Questions, _refused
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.errors import ConfigError
+from whisper_tuner.languages import language_code
 
 # A machine that runs tests may be busy.
 PATIENT = f"from multimac.wizard import model; model.LISTENING_S = 120.0; {NO_TIME}"
@@ -131,6 +132,10 @@ def test_the_locale_of_common_voice_is_its_language(folder, monkeypatch, capsys,
         assert status == 0 and ConfigFile(folder / "config.ini").profile("mine").language == code
     else:
         assert status == 3 and "language is missing, and it has no default" in capsys.readouterr().err
+
+
+def test_why_a_language_is_refused_is_one_sentence_that_fits_the_bottom_line():
+    assert _refused(language_code, "frnech") == "unknown language 'frnech', did you mean 'french'?"
 
 
 def test_texts_are_compared_in_their_language_also_by_an_english_only_model(draft, capsys):
