@@ -178,13 +178,13 @@ def _ask(
     if model is None or (not given and is_bundled and not data.source.is_relative_to(BUNDLED.parent)):
         if questions.asks_nobody:
             raise ModelError("no model for this speech", remedy="Name one that is on this disk with --model FOLDER.")
-        model, given = ask_model(questions, before, model, console, near=data.source), True
+        model = ask_model(questions, before, model, console, near=data.source)
     draft = Draft(config_path=config, config_text=text, model=model, data=data)
     start = CHANGE
     if questions.interactive and "model" not in questions.earlier:  # then they had changed something
         draft.data = ask_split(suggestions, data, console)
         draft.language = ask_language(questions, draft, console)
-        draft.method = ask_method(suggestions, model)
+        draft.method = ask_method(suggestions, draft.model)
         draft.settings = ask_settings(suggestions, draft, console)
         _ask_name(suggestions, draft)
         _show(draft, console)
@@ -194,7 +194,8 @@ def _ask(
             return _decided(draft, start)
     if start == CHANGE:
         draft.data = ask_split(questions, data, console)
-        draft.model = model if given else ask_model(questions, before, model, console, near=data.source)
+        if "model" not in questions.taken:
+            draft.model = ask_model(questions, before, model, console, near=data.source)
         if not (questions.interactive and draft.language):
             draft.language = ask_language(questions, draft, console)
         draft.method = ask_method(questions, draft.model)

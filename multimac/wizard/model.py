@@ -14,6 +14,7 @@ from rich.console import Console
 from distributed.checkup.this_machine import device_here, memory_here
 from distributed.hosts.paths import PROJECT
 from exogym.config import TRUE, nearest, parse
+from multimac.view.models import short_name
 from multimac.view.progress import working
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.labels import folder_is_multilingual, token_limit
@@ -199,17 +200,29 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
 
 
 def ask_language(questions: Questions, draft: Draft, console: Console) -> str:
-    """Return the code of a language; of an English-only model "" if none is known, since texts alone go by it."""
+    """Return the code of a language; of an English-only model "" if none is known, since texts alone go by it.
+
+    Whose recordings are not English, and the model is, may choose another one.
+    """
     if not is_multilingual(draft.model):
+        model = short_name(draft.model.base_model)
         given = questions.answers.get("language", "") or draft.data.language or draft.data.stated_language
         if questions.interactive:
             given = questions.text("language", LANGUAGE, given, language_code)
         code = language_code(given) if given else ""
         name = LANGUAGES.get(code or "en", [code])[0].title()
-        what = f"{draft.model.base_model} is English-only: it is told no language. Texts are compared as {name}."
         if not code and questions.asks_nobody:
-            raise ConfigError("the language of the speech is stated nowhere", remedy="Give --language, such as fr.")
-        console.print(what, markup=False)
+            remedy = "Give --language, such as fr."
+            if "model" not in questions.answers:
+                remedy = f"{remedy} If it is not en, give --model too: {model}, which is English-only, or another one."
+            raise ConfigError("the language of the speech is stated nowhere", remedy=remedy)
+        message = f"{model} is English-only, and your recordings are {name}: train it all the same?"
+        if questions.interactive and code not in ("", "en") and not questions.confirm("english_only", message, False):
+            draft.model = ask_model(questions, draft.config, None, console, near=draft.data.source)
+        if not is_multilingual(draft.model):
+            model = short_name(draft.model.base_model)
+            what = f"{model} is English-only: it is told no language. Texts are compared as {name}."
+            console.print(what, markup=False)
         return code
     # That of the data's section, else of the data itself, else what the profile inherits.
     draft.language = draft.data.language

@@ -39,6 +39,7 @@ KEYS = {
     "outside": "yes or no: use files that lie outside of what is imported",
     "split": "yes or no: split off validation and test clips where there are none",
     "language": "language of the speech, for multilingual models: a code, a locale or an English name",
+    "english_only": "yes or no: train an English-only model on another language; asked of a person alone",
     "method": "full, lora or decoder",
     "epochs": "passes over the training clips",
     "learning_rate": "peak learning rate",
@@ -59,7 +60,7 @@ KEYS = {
     "start": "now, or later (only save)",
 }
 # Whether these are asked depends on the machines, so an answer that was not needed is no mistake.
-IF_NEEDED = {"import", "outside", "language", "keep_best", "setup", "overwrite", "master", "together"}
+IF_NEEDED = {"import", "outside", "language", "english_only", "keep_best", "setup", "overwrite", "master", "together"}
 JSON = re.compile(r'\s*(\{|\[\s*["\[{\]])')  # an object or a list; an INI file may begin with [answers]
 OTHER = "\0other"
 Check = Callable[[str], object]  # raises OSError, ValueError or TunerError for an impossible answer; `str` accepts all

@@ -125,6 +125,16 @@ def test_a_slip_in_a_models_name_is_told_before_the_recordings_are_read(tmp_path
     assert "did you mean 'tiny.en'?" in said and "clips" not in said
 
 
+def test_without_a_language_an_english_only_model_needs_both_options(tmp_path, monkeypatch, capsys, clips):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "voice").mkdir()
+    pairs(tmp_path / "voice", clips)
+    write_whisper(tmp_path / "tiny.en", multilingual=False, seconds=5)
+    assert cli_typer.main(["train", "voice"]) == 3
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "Give --language, such as fr. If it is not en, give --model too: tiny.en, which is English-only" in said
+
+
 def test_too_few_validation_clips_for_the_best_epoch_are_told(tmp_path, monkeypatch, capsys, clips):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(flow, "_run", lambda *_, **__: 0)

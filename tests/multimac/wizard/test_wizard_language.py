@@ -134,6 +134,20 @@ def test_the_locale_of_common_voice_is_its_language(folder, monkeypatch, capsys,
         assert status == 3 and "language is missing, and it has no default" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("all_the_same", "model"), [(True, "openai/whisper-tiny.en"), (False, "openai/whisper-tiny")])
+def test_whether_an_english_only_model_is_to_learn_another_language_is_asked(
+    draft, monkeypatch, capsys, all_the_same, model
+):
+    draft.model, questions, asked = Model(base_model="openai/whisper-tiny.en"), Questions(), []
+    questions.text = lambda *_: "fr"
+    questions.confirm = lambda key, message, default: asked.append((message, default)) or all_the_same
+    monkeypatch.setattr(asking, "ask_model", lambda *_, **__: Model(base_model="openai/whisper-tiny"))
+    assert asking.ask_language(questions, draft, Console()) == "fr" and draft.model.base_model == model
+    message = "openai/whisper-tiny.en is English-only, and your recordings are French: train it all the same?"
+    assert asked == [(message, False)]
+    assert ("it is told no language" in capsys.readouterr().out) == all_the_same
+
+
 def test_why_a_language_is_refused_is_one_sentence_that_fits_the_bottom_line():
     assert _refused(language_code, "frnech") == "unknown language 'frnech', did you mean 'french'?"
 
