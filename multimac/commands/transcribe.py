@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
 from exogym.config import nearest
-from multimac.view.models import fetch_model, model_named, origin_of, unfinished
+from multimac.view.models import english_only, fetch_model, model_named, origin_of, unfinished
 from multimac.view.progress import progress, share, working
 from multimac.view.terminal import Console
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
@@ -125,16 +125,19 @@ def _listener(console: Console, model_path: str, code: str | None, *, words: boo
     """
     from exogym import device as devices
     from whisper_tuner.data.audio import duration
+    from whisper_tuner.data.labels import is_multilingual
     from whisper_tuner.eval.transcription import require_alignment, transcribe_recording
     from whisper_tuner.export.final import load_model
     from whisper_tuner.model.base_model import whisper_of
 
-    origin = origin_of(model_path)
+    origin, asked = origin_of(model_path), code
     if code is None and origin and origin.language:
         code = language_code(origin.language)
     with working(console, "loading the model"):
         model, processor = load_model(model_path)
         model = model.to(devices.choose())  # type: ignore[arg-type]  # transformers' own type of it is wrong
+    if asked and not is_multilingual(whisper_of(model)):
+        console.print(english_only(model_path), style="yellow", soft_wrap=True)
     if words:
         require_alignment(whisper_of(model), processor)
 

@@ -94,6 +94,11 @@ def short_name(model: str) -> str:
     return path.absolute().parent.name if path.name == FINAL else path.name
 
 
+def english_only(model: str) -> str:
+    """Say what becomes of a language that an English-only model is given."""
+    return f"{short_name(model)} is English-only: it is told no language."
+
+
 def slug(text: str, otherwise: str = "model") -> str:
     """Return a name for a folder; `otherwise` if nothing of the text is left."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-.") or otherwise

@@ -14,7 +14,7 @@ from rich.console import Console
 from distributed.checkup.this_machine import device_here, memory_here
 from distributed.hosts.paths import PROJECT
 from exogym.config import TRUE, nearest, parse
-from multimac.view.models import short_name
+from multimac.view.models import english_only, short_name
 from multimac.view.progress import working
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.labels import folder_is_multilingual, token_limit
@@ -220,9 +220,7 @@ def ask_language(questions: Questions, draft: Draft, console: Console) -> str:
         if questions.interactive and code not in ("", "en") and not questions.confirm("english_only", message, False):
             draft.model = ask_model(questions, draft.config, None, console, near=draft.data.source)
         if not is_multilingual(draft.model):
-            model = short_name(draft.model.base_model)
-            what = f"{model} is English-only: it is told no language. Texts are compared as {name}."
-            console.print(what, markup=False)
+            console.print(f"{english_only(draft.model.base_model)} Texts are compared as {name}.", markup=False)
         return code
     # That of the data's section, else of the data itself, else what the profile inherits.
     draft.language = draft.data.language

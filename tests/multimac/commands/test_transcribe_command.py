@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from small_whisper import write_whisper
 
 import cli_typer
 
@@ -39,6 +40,15 @@ def test_text_goes_to_the_terminal(capsys):
     assert alone.strip() and str(CLIPS) not in alone
     assert run(CLIPS / "001.ogg", CLIPS / "002.ogg") == 0
     assert capsys.readouterr().out.splitlines()[0] == f"{CLIPS / '001.ogg'}: {alone.strip()}"
+
+
+def test_an_english_only_model_is_told_no_language(tmp_path, capsys):
+    model = write_whisper(tmp_path / "tiny.en", multilingual=False, seconds=5)
+    arguments = ["transcribe", str(CLIPS / "001.ogg"), "--model", str(model)]
+    assert cli_typer.main([*arguments, "--language", "fr"]) == 0
+    assert "tiny.en is English-only: it is told no language." in capsys.readouterr().err
+    assert cli_typer.main(arguments) == 0
+    assert "English-only" not in capsys.readouterr().err
 
 
 def test_a_folder_becomes_a_folder_of_subtitles(folder, tmp_path, capsys):
