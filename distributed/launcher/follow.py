@@ -21,8 +21,13 @@ from whisper_tuner.errors import ExitStatus, RunError
 from whisper_tuner.interrupts import noted
 from whisper_tuner.text import duration, harmless, size
 
-FINISHING = "finishing the step, then saving (an exchange that is on its way is waited for)"
 LINE_EVERY_S = 10.0  # between plain lines about one host: often enough to see it live, few enough to read
+
+
+def finishing(ranks: int) -> str:
+    """Say what a run still does that is to stop: one rank alone has no exchange to wait for."""
+    waited_for = " (an exchange that is on its way is waited for)" if ranks > 1 else ""
+    return f"finishing the step, then saving{waited_for}"
 
 
 class Screen(Protocol):
@@ -124,7 +129,7 @@ def follow(run_dir: Path, launch: Starter, screen: Screen, *, position: int = 0)
                 passed_on += 1
                 launcher.send_signal(signal.SIGTERM)
                 last = passed_on > 1 or view.phase == "evaluate"  # there is nothing to finish and save then
-                screen.print("stopping now" if last else f"{FINISHING}; Ctrl-C again to stop now")
+                screen.print("stopping now" if last else f"{finishing(len(view.hosts))}; Ctrl-C again to stop now")
             time.sleep(0.2)
     if view.end is None and interrupts:
         screen.print(f"stopped at once; see what it has: multimac runs show {run_dir.name}")

@@ -14,7 +14,7 @@ from rich.table import Table
 from typer import Option
 
 from distributed.launcher import follow as follower
-from distributed.launcher.follow import FINISHING, Attached, PlainScreen, Starter, start_launcher
+from distributed.launcher.follow import Attached, PlainScreen, Starter, finishing, start_launcher
 from distributed.run_dir.find import find_run
 from distributed.run_dir.folder import is_running, launcher_pid
 from distributed.run_dir.log import read_events
@@ -79,8 +79,9 @@ def runs_stop(
     for _ in range(2 if now else 1):
         launcher.send_signal(signal.SIGTERM)
         time.sleep(0.2)
-    evaluating = read_run(run_dir).message == "evaluate"  # there is nothing to finish and save then
-    console.print("stopping now" if now or evaluating else FINISHING)
+    stopped = read_run(run_dir)
+    evaluating = stopped.message == "evaluate"  # there is nothing to finish and save then
+    console.print("stopping now" if now or evaluating else finishing(len(stopped.hosts)))
     while is_running(run_dir):
         time.sleep(0.2)
     console.print(f"stopped; see what it has: multimac runs show {run_dir.name}", soft_wrap=True)

@@ -14,6 +14,7 @@ from rich.console import Console
 from waiting import wait_until
 
 import cli_typer
+from distributed.launcher.follow import finishing
 from distributed.run_dir.folder import is_running, launcher_pid
 from multimac.commands import attach_stop
 from whisper_tuner.errors import ExitStatus
@@ -107,7 +108,7 @@ def test_ctrl_c_stops_the_run_that_is_attached(folder):
         attached.stdout.readline()  # it follows the run
         attached.send_signal(signal.SIGINT)
         said, _ = attached.communicate(timeout=60)
-    assert attached.returncode == ExitStatus.INTERRUPTED and "finishing the step, then saving" in said
+    assert attached.returncode == ExitStatus.INTERRUPTED and "finishing the step, then saving; Ctrl-C again" in said
     assert not is_running(run)
 
 
@@ -123,3 +124,8 @@ def test_a_signal_that_comes_as_a_run_is_detached_ends_its_launcher(tmp_path, mo
     monkeypatch.setattr(attach_stop, "start_launcher", launch)
     assert attach_stop.start(Console(), tmp_path, detach=True) == ExitStatus.INTERRUPTED
     assert started[0].wait(10) == -signal.SIGTERM
+
+
+def test_an_exchange_is_waited_for_only_where_there_are_several_ranks():
+    assert finishing(1) == "finishing the step, then saving"
+    assert "an exchange that is on its way is waited for" in finishing(2)
