@@ -34,8 +34,9 @@ def config_show(
         told = _settings(file, name) if name else {kind: file.names(kind) for kind in KINDS}
         print(json.dumps(told, indent=2, default=str))
     elif name:
+        rows = _settings(file, name)
         console.print(f"{name} ({config})", style="bold")
-        for row in _settings(file, name):
+        for row in rows:
             setting, value, origin, meaning = map(as_text, row.values())
             console.print(Text.assemble((f"{setting} = {value}" if value else setting, "bold"), f"  ({origin})"))
             console.print(Padding(meaning, (0, 0, 0, 2)), highlight=False)

@@ -51,3 +51,10 @@ def test_nothing_is_cut_off(show, monkeypatch, columns):
     said = show("both")
     assert max(map(len, said.splitlines())) <= columns and "…" not in said
     assert "speed_perturbation" in said
+
+
+def test_what_is_no_profile_is_told_without_a_heading(tmp_path, capsys):
+    (tmp_path / "config.ini").write_text(CONFIG)
+    assert cli_typer.main(["config", "show", "mien", "--config", str(tmp_path / "config.ini")]) == 3
+    told = capsys.readouterr()
+    assert told.out == "" and "did you mean 'mine'?" in told.err
