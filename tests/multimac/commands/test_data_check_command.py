@@ -228,6 +228,7 @@ def test_what_was_fixed_trains(folder, capsys):
     ("arguments", "message", "remedy"),
     [
         (["nowhere.csv"], "no such manifest: nowhere.csv", "Name manifests"),
+        (["trian.csv"], "no such manifest: trian.csv, did you mean 'train.csv'?", "Name manifests"),
         (["min"], "there is neither a [distributed:min] nor a [profile:min], did you mean 'mine'?", "Known: mine"),
         (["train.csv", "mine"], "no such manifest: mine", "Name manifests"),
         (["train.csv", "--set", "epochs=3"], "--set changes a profile, not manifests", "--language"),

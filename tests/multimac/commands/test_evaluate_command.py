@@ -232,6 +232,7 @@ def test_the_base_is_found_from_the_adapter_and_not_added_twice(run_folder, tmp_
     ("arguments", "status", "words"),
     [
         (["{model}", "--data", "{few}", "--data", "gone.csv"], 4, "no such manifest: gone.csv"),
+        (["{model}", "--data", "fwe.csv"], 4, "no such manifest: fwe.csv, did you mean 'few.csv'?"),
         (["{model}", "--data", "{few}", "--data", "useless.csv"], 4, "no usable row"),
         (["{model}", "--data", "{few}", "--profile", "nobody"], 3, "config.ini"),
     ],
