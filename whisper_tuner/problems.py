@@ -21,7 +21,7 @@ class Kind(StrEnum):
     UNREADABLE = "unreadable audio"
     EMPTY_AUDIO = "empty audio"
     TRUNCATED = "truncated audio"
-    NO_TEXT = "empty text"
+    NO_TEXT = "no text"
     TOO_LONG = "too long"
     TOKENS = "too many tokens"
     DURATION = "wrong duration"
@@ -32,7 +32,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Problem:
-    """A row that was left out, and why; line 0 if its line is not known. file: see Sample."""
+    """A row that was left out, and why; line 0 if its line is not known, or a whole file is. file: see Sample."""
 
     line: int
     what: str
@@ -40,12 +40,17 @@ class Problem:
     file: str = ""
 
     def __str__(self) -> str:
-        place = " ".join(filter(None, [self.file, f"line {self.line}" if self.line else ""]))
+        place = place_of(self.file, self.line)
         return f"{place}: {self.what}" if place else self.what
 
 
+def place_of(file: str, line: int) -> str:
+    """Name the place of a row in words; a row that is a whole file has no line."""
+    return " ".join(filter(None, [file, f"line {line}" if line else ""]))
+
+
 def counts(problems: Iterable[Problem]) -> str:
-    """Such as '3 missing audio, 1 empty text', the most frequent first."""
+    """Such as '3 missing audio, 1 no text', the most frequent first."""
     return ", ".join(f"{number} {kind}" for kind, number in Counter(p.kind for p in problems).most_common())
 
 

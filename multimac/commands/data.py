@@ -228,7 +228,8 @@ def _show_part(console: Console, one: ImportedPart, told: Mapping[str, str], not
 
 
 def _place(one: ImportedPart, problem: Problem) -> str:
-    return f"{problem.file or one.part.path.name}:{problem.line}"
+    name = problem.file or one.part.path.name
+    return f"{name}:{problem.line}" if problem.line else name
 
 
 def _record(source: str, found: Sequence[ImportedPart], unknown: Sequence[str], lines: Sequence[str]) -> dict:

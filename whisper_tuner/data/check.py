@@ -16,7 +16,7 @@ from whisper_tuner.data.labels import TokenLimit, check_special_tokens, token_li
 from whisper_tuner.data.splitting import repeated_note
 from whisper_tuner.errors import DataError
 from whisper_tuner.fact_store import CACHE, FactStore
-from whisper_tuner.problems import Kind, Problem, counts, listed, write_problems
+from whisper_tuner.problems import Kind, Problem, counts, listed, place_of, write_problems
 from whisper_tuner.text import counted
 
 PROBLEMS_FILE = "data-problems.csv"
@@ -100,7 +100,7 @@ def _without_twins(manifest: Manifest, index: AudioIndex) -> Manifest:
     for audio, first in index.twins(by_audio).items():
         sample, other = by_audio[audio], by_audio[first]
         same = sample.text == other.text
-        where = f"{other.file} line {other.line}".strip()
+        where = place_of(other.file, other.line)
         what = f"{audio.name} holds the same audio {'and text ' if same else ''}as {first.name} of {where}"
         problems.append(_problem(sample, what, Kind.SAME_ROW if same else Kind.SAME_AUDIO))
     return _without(manifest, problems)

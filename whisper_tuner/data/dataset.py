@@ -38,7 +38,7 @@ from whisper_tuner.data.formats.times import OTHER_S, agree, is_whole, span_of
 from whisper_tuner.errors import ConfigError, DataError
 from whisper_tuner.files import expanded, write_shared
 from whisper_tuner.languages import language_code
-from whisper_tuner.problems import Kind, Problem
+from whisper_tuner.problems import Kind, Problem, place_of
 from whisper_tuner.text import counted
 from whisper_tuner.timed_text import why_unusable
 
@@ -281,7 +281,7 @@ class PartReader:
     def _check_unseen(self, sample: Sample) -> None:
         """Raise BadRow for the audio of an earlier row; else remember it."""
         audio = os.path.normpath(sample.audio)
-        where = f"line {sample.line}" if not sample.file else f"{sample.file} line {sample.line}"
+        where = place_of(sample.file, sample.line)
         if first := self._seen.get(audio):
             if first[1] == sample.text:
                 raise BadRow(Kind.SAME_ROW, f"the same audio and text as {first[0]}")

@@ -91,7 +91,7 @@ def test_what_is_found_is_told_with_its_place_and_what_to_do(folder, width, caps
     assert check("train.csv", "test.csv", "--language", "en") == ExitStatus.DATA
     out = capsys.readouterr().out
     shown = unwrapped(out)
-    assert "error: empty text, 1 row train.csv line 5: empty text Write what is said." in shown
+    assert "error: no text, 1 row train.csv line 5: empty text Write what is said." in shown
     assert "error: placeholder, 1 row train.csv line 7: 'N/A' is no transcript" in shown
     assert "warning: markup, 1 row train.csv line 9: '&amp;'" in shown and "2 errors, 1 warning in 36 rows" in shown
     assert all(
@@ -166,7 +166,9 @@ def test_fix_writes_new_manifests_and_says_what_it_did(folder, capsys):
     )
     assert tested.samples[0].text == "Buy bread &amp; butter for you."  # a test set stays as it is
     changes = {row["line"]: row for row in read(folder / "fixed" / CHANGES)}
-    assert changes["5"]["why"].startswith("cannot be used: empty text") and changes["7"]["change"] == "left out"
+    assert (
+        changes["5"]["why"].startswith("cannot be used: no text: empty text") and changes["7"]["change"] == "left out"
+    )
     assert changes["9"]["before"] == "Buy bread &amp; butter for me." and changes["11"]["why"].startswith(
         "audio in two parts"
     )

@@ -79,4 +79,4 @@ def _rows(root: Path, files: Sequence[PurePosixPath], reading: Reading) -> Itera
                     cells["speaker"] = name.name.partition("_")[0]
             except DataError as error:
                 cells = BadRow(Kind.NO_TEXT, " ".join(str(error).split()))
-        yield Row(1, cells, str((texts or audio)[0]))
+        yield Row(0, cells, str((texts or audio)[0]))

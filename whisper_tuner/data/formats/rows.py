@@ -235,7 +235,10 @@ def kind_of_folder(name: str) -> str | None:
 
 
 class Row(NamedTuple):
-    """`line` is where it begins, in `file` if its data set has several. usual_id: "" if it is the audio's name."""
+    """`line` is where it begins, in `file` if its data set has several; 0 if it is a whole file.
+
+    usual_id: "" if it is the audio's name.
+    """
 
     line: int
     cells: Cells | BadRow

@@ -176,7 +176,7 @@ def _rows(root: Path, files: Sequence[PurePosixPath], reading: Reading) -> Itera
             if name := _recording(file, recordings):
                 texts[name].append(file)
             else:
-                yield Row(1, BadRow(Kind.NO_AUDIO, "there is no recording of this name beside it"), str(file))
+                yield Row(0, BadRow(Kind.NO_AUDIO, "there is no recording of this name beside it"), str(file))
     for name, audio in recordings.items():
         yield from _rows_of(root, audio, texts[name], reading)
 
@@ -194,11 +194,11 @@ def _rows_of(
     try:
         file, found = _read(root, audio, texts, reading)
     except BadRow as reason:
-        yield Row(1, reason, file)
+        yield Row(0, reason, file)
         return
     yield from (Row(one[0], one[1], file) for one in found if isinstance(one, tuple))
     if not found:
-        yield Row(1, BadRow(Kind.NO_TEXT, "there is no cue in it"), file)
+        yield Row(0, BadRow(Kind.NO_TEXT, "there is no cue in it"), file)
     stem = audio[0].with_suffix("")
     for group in _joined(_without_rolling([one for one in found if isinstance(one, Cue)])):
         start, end = group[0].start, max(cue.end for cue in group)

@@ -164,7 +164,7 @@ DEFECTS: dict[str, tuple[str, Callable[[Copy], None]]] = {  # what is planted ->
     "a file cut short": ("truncated audio", _truncated),
     "damage inside": ("damaged audio", _damaged_inside),
     "infinity inside": ("undecodable audio", _infinite),
-    "no text": ("empty text", _say("")),
+    "no text": ("no text", _say("")),
     "31 s": ("too long", _changed(lambda mono: np.resize(mono, 31 * 16_000))),
     "460 tokens": ("too many tokens", _say("supercalifragilistic " * 120)),
     "another duration": ("wrong duration", _with("duration_s", "9.5")),

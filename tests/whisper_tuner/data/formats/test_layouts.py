@@ -436,8 +436,8 @@ def test_recordings_with_a_text_beside_each(tmp_path, clip):
         ("train/anna/a", "café"),
     ]
     assert sorted(map(str, manifest.problems)) == [
-        "train/alone.wav line 1: there is no alone.txt beside it",
-        "train/lost.txt line 1: there is no recording lost beside it",
+        "train/alone.wav: there is no alone.txt beside it",
+        "train/lost.txt: there is no recording lost beside it",
     ]
     assert texts(tmp_path, kind="test") == {"c.wav": "three"}
     assert {kind: path.name for kind, path in with_siblings(tmp_path, Reading()).items()} == {
@@ -505,7 +505,7 @@ def test_recordings_with_subtitles(tmp_path, clip):
         ("two-00001000", "one word two words", 3.0),
     ]
     assert sorted(str(problem) for problem in train.problems) == [
-        "bare.wav line 1: there are no subtitles of this name beside it",
+        "bare.wav: there are no subtitles of this name beside it",
         "talk.srt line 15: its clip ends at 48.00 s, but talk.wav ends at 40.00 s",
         "talk.srt line 19: no times of a cue: 00:00:30,000 -> 00:00:31,000",
         "talk.srt line 23: a cue that ends before it begins: 33 s to 32 s",

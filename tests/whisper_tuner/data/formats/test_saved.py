@@ -68,7 +68,7 @@ def test_save_to_disk(tmp_path, parts):
     assert [(p.line, p.kind) for p in found[0].problems] == [
         (4, "missing audio"),
         (5, "unreadable audio"),
-        (6, "empty text"),
+        (6, "no text"),
     ]
     with pytest.raises(DataError, match=r"inside of its files.*\n.*multimac data import .*saved"):
         load_manifest(tmp_path / "saved")
