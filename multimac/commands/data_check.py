@@ -120,9 +120,7 @@ def data_check(
     page = report.write(folder, asked.name, material.manifests, by_kind(found), _most_contradicted(material), notes)
     if not as_json:
         show(console, material, found, notes)
-    written = {}
-    if into:
-        written = _write(console, fix.fixed(material, found, corrections, long, cuts), into, corrections)
+    written = _write(console, fix.fixed(material, found, corrections, long, cuts), into, corrections) if into else {}
     console.print(f"report: {shown(page.absolute())}", soft_wrap=True)
     if as_json:
         print(json.dumps(_record(material, found, notes, page, written), indent=1))
