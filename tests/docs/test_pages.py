@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from distributed.plan.hosts_file import HOSTS_FILE
+from multimac.wizard.flow import READY
 from whisper_tuner.data.checks.table import KINDS
 from whisper_tuner.data.formats import rows, times
 from whisper_tuner.data.formats.layouts import LAYOUTS
@@ -28,6 +30,16 @@ COLUMNS = {
     "its end there": times.END_COLUMNS,
     "text with the times of its parts": rows.TIMED_COLUMNS,
 }
+
+
+def test_the_page_for_two_macs_names_answers_that_the_wizard_offers():
+    page = (PROJECT / "docs" / "two-macs.md").read_text(encoding="utf-8")
+    step = page[page.index("## 4. Train") : page.index("### Which model")]
+    hosts = (PROJECT / "multimac" / "wizard" / "hosts.py").read_text(encoding="utf-8")
+    titles = [option.title for option in READY] + re.findall(r'title=f"(.*?)"', hosts)
+    offered = [title.replace("{path.name}", HOSTS_FILE) for title in titles]
+    _, *answers = re.findall(r"\*([^*]+)\*", page[: page.index("## 1.")] + step)  # the first is *Mac*
+    assert len(answers) == 3 and all(any(title.startswith(name) for title in offered) for name in answers)
 
 
 def test_the_table_is_what_the_code_says():
