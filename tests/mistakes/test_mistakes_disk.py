@@ -51,6 +51,8 @@ OTHERS = {
     "hosts pair": "asks in a terminal: tests/multimac/commands/test_pair_command.py",
     "hosts remove": "removes from hosts",
     "hosts setup": "writes on hosts: tests/distributed/hosts",
+    "hosts yield": "writes into the run's folder: tests/multimac/commands",
+    "watch": "reads; a button writes into the run's folder",
     "hosts sync": "writes on hosts: tests/distributed/hosts",
 }
 PLACES = {
