@@ -13,7 +13,7 @@ from whisper_tuner.text import parse_json
 from .summary import NOT_AS_WRITTEN, read_run
 
 AWAY = "away.json"
-ASKED = "asked"  # the reason that is told of such a host
+ASKED = "as asked"  # the reason that is told of such a host
 
 
 def read_away(run_dir: Path) -> tuple[str, ...]:

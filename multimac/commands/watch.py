@@ -30,10 +30,10 @@ def watch(
 ) -> ExitStatus:
     """Show a run as a live page in the browser: curves, hosts, faults; stop it, or leave a host out."""
     run_dir = find_run(run, folders_of(config, runs_dir)).absolute()
-    from multimac.watch.server import Watch
+    from multimac.watch.server import Page
 
     try:
-        page = Watch(run_dir, port, stays=stay)
+        page = Page(run_dir, port, stays=stay)
     except OSError as error:
         raise ConfigError(f"port {port}: {error.strerror}", remedy="Leave --port out: a free one is taken.") from None
     print(f"{run_dir.name}: {page.address}", flush=True)

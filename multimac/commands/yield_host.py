@@ -56,7 +56,7 @@ def hosts_yield(
 
 
 class _Followed:
-    """What a run's events tell, from its first one on."""
+    """Follows a run's events from the first one on."""
 
     def __init__(self, run_dir: Path):
         self.view, self._run_dir, self._position = RunView(), run_dir, 0

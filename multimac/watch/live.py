@@ -28,7 +28,7 @@ UNUSED = {"commit", "preparing"}  # many, and no figure of a report is made of t
 
 
 class LiveRun:
-    """What the page shows of one run; `look` is to be called about once a second, while somebody looks on."""
+    """Keeps what the page shows of one run; `look` is to be called about once a second, while somebody looks on."""
 
     def __init__(self, run_dir: Path):
         self.run_dir = run_dir

@@ -43,7 +43,7 @@ RULES = {
 REFUSED = "Open the whole address that `multimac watch` printed: it has a token."
 
 
-class Watch:
+class Page:
     """The page of one run. stays: also once the run has ended and nobody looks any more."""
 
     def __init__(self, run_dir: Path, port: int = 0, *, stays: bool = True):

@@ -290,7 +290,7 @@ class Coordinator:
         return self.clock() - state.orphaned_since < limit
 
     def _should_regroup(self) -> bool:
-        """Where somebody leaves or can be let in, or below min_hosts. Pairs who found no way only now go on."""
+        """Say whether somebody leaves or can be let in, or they are too few. Pairs who found no way only now go on."""
         members, best = set(self.members), set(self._choose(self._may_be_called()))
         leaves = not members.isdisjoint(self.state.away)
         return not self.stopping and (len(members) < self.min_hosts or leaves or not best <= members)

@@ -86,7 +86,7 @@ def test_a_host_is_left_out_as_long_as_a_person_wants_it():
     run.at("generation", 3, run.stop)
     run.run()
     assert run.generations() == ["012", "02", "012"] and not run.of("lost")
-    assert run.of("away") == [{"type": "away", "host": "host1", "reason": "asked"}]
+    assert run.of("away") == [{"type": "away", "host": "host1", "reason": "as asked"}]
     assert run.of("back") == [{"type": "back", "host": "host1"}] and run.hosts[1].again == [False]
 
 
