@@ -29,7 +29,7 @@ from .interfaces import kinds_of_links, own_interfaces, route_to
 SERVICE = "_ssh._tcp"  # which macOS announces where Remote Login is on, and avahi where it is told to
 LISTEN_S, ASK_S, CONNECT_S = 1.2, 1.0, 5.0
 MOST_AT_ONCE = 32
-IN_FILE = "the hosts file"
+ANNOUNCED, IN_FILE = "announced", "the hosts file"
 CONFIG, KNOWN_HOSTS = Path("~/.ssh/config"), Path("~/.ssh/known_hosts")
 # Lines of `dns-sd -B` and `dns-sd -L`, as Apple's dns-sd.c prints them; its man page says that they may change.
 BROWSED = re.compile(r"^\s*\S+\s+(Add|Rmv)\s+\S+\s+\S+\s+\S+\s+_ssh\._tcp\.\s+(.+?)\s*$", re.MULTILINE)
@@ -49,7 +49,7 @@ class Candidate:
     addresses: tuple[str, ...]
     port: int = 22
     label: str = ""
-    told_by: str = "announced"
+    told_by: str = ANNOUNCED
     link: str = ""
 
     @property

@@ -10,7 +10,9 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +22,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from distributed.checkup import this_machine
+from distributed.hosts.discovery import ANNOUNCED, Candidate, find
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.plan.hosts_file import load_hosts
 from exogym.config import nearest
@@ -28,11 +31,12 @@ from multimac.view.terminal import Console
 from whisper_tuner.config import KINDS as SECTION_KINDS
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.formats.rows import KIND_OF
-from whisper_tuner.errors import ConfigError, ExitStatus, ModelError
+from whisper_tuner.errors import ConfigError, ExitStatus, ModelError, TunerError
 from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.files import beside, check_writable, shown
 from whisper_tuner.interrupts import as_ctrl_c
 from whisper_tuner.languages import language_code
+from whisper_tuner.text import counted
 
 from .data import ask_data, ask_split, spoken, typed_path
 from .draft import Draft, numbered, read_text
@@ -168,6 +172,7 @@ def _ask(
     """Ask for recordings and language, and suggest the rest; or ask every question, to the last one. Raises Back."""
     text = questions.once("config", config, lambda: read_text(config))
     before, suggestions = ConfigFile(config, text), Questions(answers={})
+    near: list[Candidate] = questions.once("near", None, _look_around) if questions.interactive else []
     given = "model" in questions.answers  # then what is wrong with it is told before all is read
     model = ask_model(questions, before, None, console) if given else None
     data = ask_data(questions, before, console)
@@ -190,7 +195,7 @@ def _ask(
         _ask_name(suggestions, draft)
         _show(draft, console)
         show_time(questions, draft, scratch, console)
-        start = questions.select("start", "Ready?", READY, NOW)
+        start = questions.select("start", "Ready?", [_with_count(option, near) for option in READY], NOW)
         if start not in (MACHINES, CHANGE):
             return _decided(draft, start)
     if start == CHANGE:
@@ -213,6 +218,23 @@ def _ask(
     start = questions.select("start", "Ready?", decided, NOW)
     questions.finish()
     return _decided(draft, start)
+
+
+def _look_around() -> list[Candidate]:
+    """Look for other machines while questions are answered; they are in the list once they have been found."""
+    near: list[Candidate] = []
+
+    def look() -> None:
+        with contextlib.suppress(TunerError, OSError):
+            near.extend(one for one in find() if one.told_by == ANNOUNCED)
+
+    threading.Thread(target=look, daemon=True).start()
+    return near
+
+
+def _with_count(option: Option, near: Sequence[Candidate]) -> Option:
+    found = f"train on several machines: {counted(len(near), 'other machine')} found"
+    return replace(option, title=found) if option.value == MACHINES and near else option
 
 
 def _decided(draft: Draft, start: str) -> tuple[Draft, str]:

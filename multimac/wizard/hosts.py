@@ -111,35 +111,45 @@ def _ask_new(questions: Questions, path: Path, scratch: Path, console: Console) 
     near = _nearby(questions, path, console) if questions.interactive else {}
     message = "Addresses of the other machines (such as mac-mini.local, 10.0.0.7):"
     workers = _words(questions.text("workers", message, " ".join(near), check))
-    user = questions.text("ssh_user", "User name there (empty: ssh decides):", getpass.getuser())
-    key = questions.text("ssh_key_path", "Private key (empty: ssh decides):", "", check_key)
-    login = {name: value for name, value in (("ssh_user", user), ("ssh_key_path", key)) if value}
+    login = {}
+    if not all(name in near for name in workers):
+        user = questions.text("ssh_user", "User name there (empty: ssh decides):", getpass.getuser())
+        key = questions.text("ssh_key_path", "Private key (empty: ssh decides):", "", check_key)
+        login = {name: value for name, value in (("ssh_user", user), ("ssh_key_path", key)) if value}
     try:  # this machine's address, as that worker sees it
         master = questions.once("route", workers[0], lambda: route_to(workers[0])).address
     except HostError:  # the routing table cannot tell
         message, name = "This machine's address, as the others see it:", socket.gethostname()
         master = questions.text("master", message, name, lambda text: check_is_this_machine(Host(address=text)))
-    told = [{"host": name, "ssh_port": port} if (port := near.get(name)) else name for name in workers]
+    told = [{"host": name, **near[name]} if near.get(name) else name for name in workers]
     hosts = _hosts_of(scratch, master=master, workers=told, **login)
     free = next(name for name in map(path.with_stem, numbered(path.stem)) if not name.exists())
     return Group(hosts=hosts, path=free, text=(scratch / HOSTS_FILE).read_text())
 
 
-def _nearby(questions: Questions, path: Path, console: Console) -> dict[str, int | None]:
-    """Find machines, offer to pair with those that no key opens yet; return names and ports of those that one opens."""
+def _nearby(questions: Questions, path: Path, console: Console) -> dict[str, dict[str, object]]:
+    """Find machines, and offer to pair with those that no key opens yet.
+
+    Returns those that one opens, and what a hosts file has to say of each beside its name.
+    """
     seen = questions.once("find", None, lambda: found(console, path))
     if not seen:
         console.print(f"No other machine was found in this network.\n{why_none()}", markup=False, soft_wrap=True)
         return {}
     show_found(console, seen)
-    opened = {one.candidate.name: one.candidate.host.port for one in seen if one.state in (State.READY, State.PAIRED)}
+    about: dict[str, dict[str, object]] = {}
+    for one in seen:
+        port = one.candidate.host.port
+        about[one.candidate.name] = {"ssh_port": port} if port else {}
+    opened = {one.candidate.name for one in seen if one.state in (State.READY, State.PAIRED)}
     for one in seen:
         name = one.candidate.name
         if one.state in (State.NEW, State.LOCKED) and questions.confirm(f"pair {name}", f"Pair with {name}?", True):
             user = questions.text(f"user of {name}", f"Your user name on {name}:", getpass.getuser(), str)
             if questions.once("paired", (name, user), partial(paired, console, replace(one.candidate.host, user=user))):
-                opened[name] = one.candidate.host.port
-    return opened
+                opened.add(name)
+                about[name] |= {"ssh_user": user} if user != getpass.getuser() else {}
+    return {name: about[name] for name in about if name in opened}
 
 
 def _words(text: str) -> list[str]:

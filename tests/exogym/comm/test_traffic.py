@@ -77,9 +77,8 @@ def test_an_elastic_communicator_counts_what_each_of_its_groups_sends():
     def say(message):
         if message["type"] == "vote":
             votes.append(message["generation"])
-            client.put(
-                {"type": "commit", "generation": message["generation"], "vote": message["vote"], "regroup": True}
-            )
+            about = {"generation": message["generation"], "vote": message["vote"]}
+            client.put({"type": "commit", **about, "regroup": message["what"] == ROUND})
 
     def begin(number):
         members = ["ada", "bob", "cy"][: groups[number].world_size]

@@ -16,7 +16,7 @@ from test_attach_stop import CONFIG
 from waiting import wait_until
 
 import cli_typer
-from distributed.run_dir.away import read_away, set_away
+from distributed.run_dir.away import ASKED, read_away, set_away
 from distributed.run_dir.folder import is_running, launcher_pid, only_one
 from distributed.run_dir.log import EventLog
 from multimac.commands.train import train_here
@@ -61,7 +61,7 @@ def test_what_is_asked_of_one_that_also_has_a_reason_of_its_own(run, capfd):
     """It stays away; nothing is said to be back before it is."""
     _, log = run
     away = lambda reason: log({"type": "away", "host": "air.local", "reason": reason})  # noqa: E731
-    threading.Timer(0.5, away, ["asked"]).start()
+    threading.Timer(0.5, away, [ASKED]).start()
     assert cli_typer.main(["hosts", "yield", "air"]) == ExitStatus.OK
     threading.Timer(0.5, away, ["on battery"]).start()
     assert cli_typer.main(["hosts", "yield", "air", "--back"]) == ExitStatus.OK
@@ -88,7 +88,8 @@ def test_a_rank_leaves_for_a_while_uses_no_processor_meanwhile_and_each_clip_cou
     assert train_here(Path("config.ini"), "pair", ranks=2, detach=True) == ExitStatus.OK
     [run] = tmp_path.glob("runs/*")
     try:
-        wait_until(lambda: (run / "events.jsonl").read_text().count('"type": "commit"') > 1, 90)
+        log = run / "events.jsonl"
+        wait_until(lambda: log.exists() and log.read_text().count('"type": "commit"') > 1, 90)
         assert cli_typer.main(["hosts", "yield", "rank1"]) == ExitStatus.OK
         events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
         [pid] = [event["pid"] for event in events if event["type"] == "hello" and event["host"] == "rank1"]
