@@ -10,10 +10,11 @@ import pytest
 
 from distributed.checkup import this_machine
 from distributed.checkup.speed import Speed, step_of_all
+from distributed.hosts.discovery import Candidate, Seen, State
 from distributed.plan.automatic import Conditions, Measured
 from distributed.ssh.host import Host, Hosts
 from multimac.view.terminal import Console
-from multimac.wizard import model
+from multimac.wizard import flow, hosts, model
 from multimac.wizard.data import beside, find
 from multimac.wizard.draft import Data, Draft, Group, Model, with_sections
 from multimac.wizard.hosts import speed_up, suggested_strategy, waiting_at_every_step
@@ -293,3 +294,29 @@ def test_the_model_that_is_suggested_follows_memory_and_speech(
     assert found.base_model == (str(model.BUNDLED) if suggested == "bundled" else f"openai/whisper-{suggested}")
     expected = suggested == "bundled" or (there == "tiny" and hours < 1)
     assert ("cannot be fetched now" in capsys.readouterr().out) == expected
+
+
+def test_of_machines_that_a_key_opens_neither_name_nor_key_is_asked(tmp_path, monkeypatch):
+    seen = [
+        Seen(candidate=Candidate(name="localhost", addresses=("127.0.0.1",), port=2222), state=State.PAIRED),
+        Seen(candidate=Candidate(name="b.local", addresses=("10.0.0.8",)), state=State.SILENT),
+    ]
+    monkeypatch.setattr(hosts, "found", lambda console, path: seen)
+    questions, asked = Questions(answers={}), []
+    questions.interactive = True
+
+    def enter(key, message, suggested, check=str):
+        asked.append(key)
+        return suggested
+
+    monkeypatch.setattr(questions, "text", enter)
+    group = hosts._ask_new(questions, tmp_path / "distributed_hosts.json", tmp_path, Console())
+    assert asked == ["workers"]
+    assert [(one.address, one.port) for one in group.hosts.workers] == [("localhost", 2222)]
+
+
+def test_ready_says_how_many_machines_were_found():
+    near = [Candidate(name="a.local", addresses=("10.0.0.7",))]
+    titles = [flow._with_count(option, near).title for option in flow.READY]
+    assert titles[1] == "train on several machines: 1 other machine found" and titles[0] == flow.READY[0].title
+    assert flow._with_count(flow.READY[1], []) is flow.READY[1]
