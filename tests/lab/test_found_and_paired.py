@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from distributed.hosts import wheelhouse
+from distributed.hosts.agent.facts import facts
+from distributed.hosts.environment import own_pins, write_lists
+from distributed.run_dir.log import scan
 from lab import Lab
 
 PROJECT = Path(__file__).parents[2]
@@ -43,6 +47,51 @@ printf 'PasswordAuthentication yes\nAuthorizedKeysFile .ssh/authorized_keys\n' >
 /usr/sbin/avahi-daemon -f /tmp/bare/avahi.conf --no-drop-root --no-chroot --no-rlimits -D >/dev/null 2>&1
 ssh-keygen -lf /tmp/bare/host_key.pub
 """
+
+
+def test_the_wizard_leads_from_a_bare_host_to_a_step_with_one_password_typed():
+    """From a host without key, environment or internet; Enter takes what is suggested, and no file is edited."""
+    wheelhouse.fill("lab", wheelhouse.target_of(facts([], str(PROJECT))), *write_lists(own_pins()))
+    with Lab(hosts=2, rate="100mbit") as lab:
+        bare = lab.exec("h2", ["bash", "-c", BARE], timeout=60)
+        assert bare.returncode == 0, bare.stderr
+        fingerprint = bare.stdout.split()[1]
+        lab.exec("h1", ["sh", "-c", "rm -f ~/.ssh/known_hosts ~/.ssh/id_*"])
+        here = lab["h1"].path("here")
+        for part in ("data", "model"):
+            shutil.copytree(PROJECT / "bundled" / part, here / part)
+        words = lab["h1"].command(
+            [sys.executable, str(PROJECT / "wizard.py")],
+            env={"TERM": "xterm", "COLUMNS": "100", "LINES": "40"},
+            cwd="/root/here",
+        )
+        enter, down = "\r", "\x1b[B\r"
+        answers = {
+            "Which recordings": enter,
+            "Language": f"en{enter}",
+            "Ready?": down,
+            "Where do you want to train": down,
+            "Pair with": enter,
+            "Your user name on": enter,
+            fingerprint: "",
+            "Are the two alike?": "y",
+            "Enter passphrase": enter,
+            "same passphrase again": enter,
+            "'s password:": "secret" + enter,
+            "Addresses of the other machines": enter,
+            "Set up": enter,
+            "Measure their speed": enter,
+            "Train on these": enter,
+            "agree on their weights": enter,
+            "Name for this profile": enter,
+            "Ready? ": enter,
+            "w: live page": "\x03",
+            "Next:": "",
+        }
+        in_terminal(words, answers, 600)
+        [run] = here.glob("runs/*")
+        steps = [event for event in scan(run / "events.jsonl").attempts[0].steps]
+        assert {step.host for step in steps} == {lab["h1"].address, lab["h2"].address}
 
 
 def test_two_machines_under_one_name_and_one_whose_address_changes():
@@ -104,15 +153,15 @@ def test_found_by_avahi_and_paired_with_by_one_password():
         assert seen["state"] == "paired" and seen["told_by"] == "the hosts file"
 
 
-def in_terminal(command: list[str], answers: dict[str, str]) -> int:
+def in_terminal(command: list[str], answers: dict[str, str], seconds: float = 120) -> int:
     """Give each answer once its words have come, in this order; return the exit status."""
     pid, fd = pty.fork()
     if pid == 0:
         os.execvp(command[0], command)
-    seen, deadline = "", time.monotonic() + 120
+    seen, deadline = "", time.monotonic() + seconds
     for words, keys in answers.items():
         while words not in seen:
-            assert time.monotonic() < deadline and select.select([fd], [], [], 60)[0], f"no {words!r}: {seen}"
+            assert time.monotonic() < deadline and select.select([fd], [], [], seconds)[0], f"no {words!r}: {seen}"
             seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(fd, 65536).decode(errors="replace"))
         seen = seen.partition(words)[2]
         time.sleep(0.3)  # the prompt draws first, then reads keys
