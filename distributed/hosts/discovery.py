@@ -29,6 +29,7 @@ from .interfaces import kinds_of_links, own_interfaces, route_to
 SERVICE = "_ssh._tcp"  # which macOS announces where Remote Login is on, and avahi where it is told to
 LISTEN_S, ASK_S, CONNECT_S = 1.2, 1.0, 5.0
 MOST_AT_ONCE = 32
+MOST_ANNOUNCED = 64  # a stranger could announce any number, and each is asked for its address
 ANNOUNCED, IN_FILE = "announced", "the hosts file"
 CONFIG, KNOWN_HOSTS = Path("~/.ssh/config"), Path("~/.ssh/known_hosts")
 # Lines of `dns-sd -B` and `dns-sd -L`, as Apple's dns-sd.c prints them; its man page says that they may change.
@@ -138,7 +139,7 @@ def _by_dns_sd(listen_s: float) -> list[Candidate]:
         return Candidate(name=name, addresses=_addresses(name), port=port, label=label)
 
     with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
-        return [one for one in pool.map(look_up, labels) if one]
+        return [one for one in pool.map(look_up, [*labels][:MOST_ANNOUNCED]) if one]
 
 
 def _said_within(command: Sequence[str], seconds: float) -> str:
@@ -152,6 +153,7 @@ def _said_within(command: Sequence[str], seconds: float) -> str:
 
 
 def _by_zeroconf(listen_s: float) -> list[Candidate]:
+    from zeroconf import Error as ZeroconfError
     from zeroconf import ServiceBrowser, ServiceInfo, Zeroconf
 
     heard: dict[str, None] = {}
@@ -166,8 +168,11 @@ def _by_zeroconf(listen_s: float) -> list[Candidate]:
         browser.cancel()
 
         def look_up(name: str) -> Candidate | None:
-            info = ServiceInfo(service, name)
-            if not info.load_from_cache(listener) and not info.request(listener, 1000 * ASK_S):
+            try:
+                info = ServiceInfo(service, name)
+                if not info.load_from_cache(listener) and not info.request(listener, 1000 * ASK_S):
+                    return None
+            except ZeroconfError:  # anybody may announce anything
                 return None
             if not info.server or not info.port:
                 return None
@@ -178,7 +183,7 @@ def _by_zeroconf(listen_s: float) -> list[Candidate]:
             return Candidate(name=server, addresses=addresses, port=info.port, label=label)
 
         with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
-            return [one for one in pool.map(look_up, [*heard]) if one]
+            return [one for one in pool.map(look_up, [*heard][:MOST_ANNOUNCED]) if one]
 
 
 def aliases(config: Path) -> list[str]:

@@ -102,11 +102,11 @@ class RunEvents:
 
     def add(self, event: Event) -> None:
         """Take the next line's event."""
+        if event.type == "machine":  # as many as steps, and of no interest once a run is over
+            return
         if not self.attempts or self.begins(event):
             self.attempts.append(Attempt())
         last = self.attempts[-1]
-        if event.type == "machine":  # as many as steps, and of no interest once a run is over
-            return
         (last.steps if event.type == "step" else last.others).append(event)
 
     @staticmethod

@@ -34,6 +34,7 @@ from whisper_tuner.errors import ExitStatus, RunError
 from whisper_tuner.interrupts import noted
 
 from .options import CONFIG, Config, Run, RunsDir, command
+from .watch import can_open
 
 STOP = "Ctrl-C: stop the run"
 
@@ -43,7 +44,7 @@ def start(
 ) -> ExitStatus:
     """Start the launcher, and follow it from there; `detach`: only until others can tell that it is running."""
     if watch:
-        open_page(run_dir)
+        console.print(open_page(run_dir), soft_wrap=True)
     _, position = read_events(run_dir / "events.jsonl")  # what a run had told before it is resumed
     launch = partial(start_launcher, run_dir, resume=resume, report="multimac.report")
     if not detach:
@@ -125,6 +126,7 @@ class FullScreen:
     def __init__(self, console: Console, run_dir: Path, stops: list[int]):
         self._console, self._run_dir, self._stops = console, run_dir, stops
         self._lines: list[str] = []
+        self._has_page = False
         self._shown: object = None  # what the terminal shows now
         self._terminal: ExitStack | None = None
 
@@ -163,9 +165,9 @@ class FullScreen:
             if not is_in_front():  # the shell has sent it on in the background
                 return
             self._enter()
-        if self._pressed and self._pressed() in ("w", "W"):
-            open_page(self._run_dir)
-            self._hint = f"the live page opens in your browser   {STOP}"
+        if self._pressed and self._pressed() in ("w", "W") and not self._has_page:
+            self._has_page = True
+            self._hint = f"{open_page(self._run_dir)}   {STOP}"
         rows = screen(
             view, self._lines, name=self._run_dir.name, console=self._console, hint=self._hint, now=time.time()
         )
@@ -174,8 +176,13 @@ class FullScreen:
             self._live.update(Group(*rows), refresh=True)
 
 
-def open_page(run_dir: Path) -> None:
-    """Open the run's live page in the browser, by a process of its own: it goes on when this one ends."""
+def open_page(run_dir: Path) -> str:
+    """Open the run's live page in the browser, by a process of its own: it goes on when this one ends.
+
+    Returns what to tell of it. Where no browser can be opened, `multimac watch` says how to reach the page.
+    """
+    if not can_open():
+        return f"see the page with: multimac watch {run_dir.name}"
     subprocess.Popen(
         [sys.executable, str(PROJECT / "cli_typer.py"), "watch", str(run_dir), "--until-unwatched"],
         stdin=subprocess.DEVNULL,
@@ -183,3 +190,4 @@ def open_page(run_dir: Path) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    return "the live page opens in your browser"

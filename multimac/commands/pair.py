@@ -83,8 +83,12 @@ def hosts_pair(
         return ExitStatus.OK
     twin = _twin(hosts, host)
     message = f"{hosts} has {twin}, with the same key. Is that this machine, under another name or address?"
-    if twin and not questionary.confirm(message, default=True).ask():
-        twin = ""  # a copy
+    if twin:
+        is_the_same = questionary.confirm(message, default=True).ask()
+        if is_the_same is None:
+            console.print("Nothing was changed.")
+            return ExitStatus.INTERRUPTED
+        twin = twin if is_the_same else ""  # or a copy
     told = "written" if _write(hosts, host, instead_of=twin) else f"{host.address} stands there already"
     console.print(f"{told}: {hosts}", markup=False, soft_wrap=True)
     return hosts_setup(hosts) if set_up else ExitStatus.OK
@@ -199,7 +203,13 @@ def _write(path: Path, host: Host, *, instead_of: str = "") -> bool:
         return False
     else:
         values = json.loads(path.read_text(encoding="utf-8-sig"))
-    others = [one for one in values["workers"] if instead_of not in (one, isinstance(one, dict) and one.get("host"))]
-    values["workers"] = [*others, short]
+    workers = values["workers"]
+    named = [one["host"] if isinstance(one, dict) else one for one in workers]
+    if instead_of in named:  # all else that is said of it stays
+        place = named.index(instead_of)
+        before = workers[place] if isinstance(workers[place], dict) else {}
+        workers[place] = before | worker if before else short
+    else:
+        workers.append(short)
     write_atomically(path, json.dumps(values, indent=2) + "\n")
     return True

@@ -22,6 +22,7 @@ Points = Sequence[tuple[float, float]]
 SIDE = 1000
 MOST_POINTS = 400  # of a curve; more cannot be told apart on a page
 TICKS = 5
+SMALLEST = 1e-12  # a range, as a part of its values, that can still be divided
 NEAR_ZERO = 0.5  # of the highest value: from there on an axis begins at 0, so that heights can be compared
 FAULTS_SHOWN = 200
 # Of these RunView tells what a user should know; other lines of it stand elsewhere in the report.
@@ -83,7 +84,7 @@ def _spent(host: HostFigures) -> tuple[float, float, float] | None:
 
 
 def faults_of(events: RunEvents, private: Private) -> tuple[list[Fault], int]:
-    """Return the first FAULTS_SHOWN, and how many more there are."""
+    """Return the last FAULTS_SHOWN, and how many there were before."""
     found: list[tuple[float, str]] = []
     for attempt in events.attempts:
         view = RunView()
@@ -102,7 +103,7 @@ def faults_of(events: RunEvents, private: Private) -> tuple[list[Fault], int]:
         if not attempt.of_type("end") and attempt is not events.attempts[-1]:
             last = [*attempt.steps[-1:], *attempt.others[-1:]]
             found.append((max(event.time for event in last), NO_LAST_WORD))
-    shown = [Fault(when=moment(when), what=private.text(what)) for when, what in found[:FAULTS_SHOWN]]
+    shown = [Fault(when=moment(when), what=private.text(what)) for when, what in found[-FAULTS_SHOWN:]]
     return shown, len(found) - len(shown)
 
 
@@ -191,7 +192,7 @@ def _limits(values: Sequence[float], *, to_zero: bool = False) -> tuple[float, f
     low, high = min(values), max(values)
     if to_zero and 0 < low < NEAR_ZERO * high:
         low = 0.0
-    if high > low:
+    if high - low > SMALLEST * max(abs(low), abs(high), SMALLEST):
         return low, high
     room = abs(low) / 10 or 1.0
     return low - room, high + room

@@ -14,8 +14,8 @@ FEW, MOST_SPANS = 2, 400  # ticks between the ends; spans of one host, more cann
 SHORTEST = 0.15  # per cent of the width: a loss of seconds in a run of days is still seen
 KINDS = {"training": "training", "lost": "lost", "given up": "lost", "failed": "lost", "not reached": "lost"}
 KINDS |= {"away": "away", "paused": "away", "evaluate": "evaluating", "done": ""}  # others: "starting"
-NO_CHANGE = {"round", "validation", "checkpoint"}  # many
-Change = tuple[float, str]  # seconds of the axis, and the state from there on
+NO_CHANGE = {"round", "validation", "checkpoint", "preparing"}  # many
+Change = tuple[float, str]  # seconds of the axis, and the kind of state from there on; "" for none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,9 @@ def timeline_of(events: RunEvents, now: float | None = None) -> Timeline | None:
         begun, ended = _times(attempt, now if attempt is events.attempts[-1] else None)
         starts.append(end)
         for when, host, state in _states(attempt):
-            own = changes.setdefault(host, [])
-            if not own or own[-1][1] != state:
-                own.append((end + max(0.0, when - begun), state))
+            own, kind = changes.setdefault(host, []), KINDS.get(state, "starting")
+            if not own or own[-1][1] != kind:
+                own.append((end + max(0.0, when - begun), kind))
         end += ended - begun
         for own in changes.values():
             own.append((end, ""))  # while the run is stopped
@@ -95,12 +95,9 @@ def _is_evaluation(event: Event) -> bool:
 
 def _spans(changes: Sequence[Change], end: float) -> Iterator[Span]:
     ends = [when for when, _ in changes[1:]] + [end]
-    spans = [
-        (kind, state, since, until)
-        for (since, state), until in zip(changes, ends, strict=True)
-        if (kind := KINDS.get(state, "starting") if state else "") and until > since
-    ]
-    for kind, state, since, until in spans[:MOST_SPANS]:
-        told = f"{state.partition(',')[0]}, {duration(since)} to {duration(until)}"
+    spans = [(since, until, kind) for (since, kind), until in zip(changes, ends, strict=True) if kind and until > since]
+    longest = sorted(spans, key=lambda span: span[0] - span[1])[:MOST_SPANS]
+    for since, until, kind in sorted(longest):
         width = max(SHORTEST, 100 * (until - since) / end)
+        told = f"{kind}, {duration(since)} to {duration(until)}"
         yield Span(kind=kind, told=told, left=round(100 * since / end, 3), width=round(width, 3))

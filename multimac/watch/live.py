@@ -7,8 +7,11 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from markupsafe import escape
+
+from distributed.run_dir.away import read_away
 from distributed.run_dir.events import Event
-from distributed.run_dir.folder import is_running
+from distributed.run_dir.folder import is_running, launcher_pid
 from distributed.run_dir.log import RunEvents, new_events
 from distributed.run_dir.run_view import HostView, RunView
 from distributed.run_dir.summary import RUNNING
@@ -33,7 +36,8 @@ class LiveRun:
     def __init__(self, run_dir: Path):
         self.run_dir = run_dir
         self.parts: dict[str, str] = {}  # HTML by name
-        self.has_ended = False
+        self.has_ended = self.is_over = False
+        self.stopped: int | None = None  # the launcher that was asked to stop
         self._position, self._read, self._view = 0, RunEvents(), RunView()
         self._lines: deque[tuple[str, str]] = deque(maxlen=LINES)
         self._found: dict[str, Any] = {}
@@ -55,14 +59,21 @@ class LiveRun:
 
     def _read_events(self) -> bool:
         """Take all that is new, in pieces: the whole of a long run would be large. Say whether there was anything."""
-        begun = self._position
-        while True:
-            events, end = new_events(self.run_dir / "events.jsonl", self._position, PIECE)
+        begun, path, piece = self._position, self.run_dir / "events.jsonl", PIECE
+        while not self.is_over:
+            events, end = new_events(path, self._position, piece)
             if end == self._position:
-                return end > begun
+                if not path.exists() or path.stat().st_size - end < piece:
+                    break
+                piece *= 2  # one line is longer
             self._position = end
             for event in events:
                 self._take(event)
+        return self._position > begun
+
+    def tell(self, text: str) -> None:
+        """Show a sentence in place of what goes on now."""
+        self.parts = {**self.parts, "now": f'<p class="missing">{escape(text)}</p>'}
 
     def _take(self, event: Event) -> None:
         self._view.take(event)
@@ -78,13 +89,13 @@ class LiveRun:
         measured = len(self._read.of_type("evaluation")) + (not going_on)
         tests = self._found["tests"] if measured == self._measured else None if measured else []
         self._measured = measured
-        found = contents(self.run_dir, read=self._read, tests=tests)
+        found = contents(self.run_dir, read=self._read if going_on else None, tests=tests)
         state = found["state"][going_on:]  # how far it is stands below, and is newer there
         return found | {"live": True, "state": state}
 
     def _now(self) -> dict[str, Any]:
         """Gather what changes with every step."""
-        view = self._view
+        view, away = self._view, read_away(self.run_dir)
         hosts = list(view.hosts.values())
         training = [host for host in hosts if host.state == "training"]
         speed = sum(host.speed or 0.0 for host in training)
@@ -94,6 +105,8 @@ class LiveRun:
         step, steps = max((h.step for h in hosts), default=0), max((h.total_steps for h in hosts), default=0)
         return {
             "going_on": self._found["run"].state == RUNNING and not self.has_ended,
+            "stopping": self.stopped is not None and self.stopped == launcher_pid(self.run_dir),
+            "evaluating": view.phase == "evaluate",
             "phase": view.progress or ("training" if training else PHASES.get(view.phase, view.phase)),
             "step": step,
             "steps": steps,
@@ -101,12 +114,13 @@ class LiveRun:
             "left": max(lefts) if lefts else None,
             "speed": speed,
             "times_real": speed * seconds_a_clip,
-            "cards": [_card(host, time.time()) for host in hosts],
+            "cards": [_card(host, time.time(), asked=host.name in away) for host in hosts],
             "lines": [(when[11:], line) for when, line in self._lines],
         }
 
 
-def _card(host: HostView, now: float) -> dict[str, Any]:
+def _card(host: HostView, now: float, *, asked: bool) -> dict[str, Any]:
+    """Gather what is shown of a host. asked: a person wants it to be left out."""
     state = host.state.partition(",")[0]
     figures = {column.name: column.cell(host) for column in FIGURES if column.name in SHOWN}
     figures |= {"device": host.device, **{name: reading_of(name, host, now=now) for name in READINGS}}
@@ -116,5 +130,8 @@ def _card(host: HostView, now: float) -> dict[str, Any]:
         "kind": KINDS.get(state, "starting"),
         "step": host.step,
         "steps": host.total_steps,
+        "is_asked": asked,
+        "is_away": state == "away",
+        "can_leave": state in ("training", "away", "waiting", "paused"),
         "figures": [(name, value) for name, value in figures.items() if value],
     }

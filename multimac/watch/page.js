@@ -19,6 +19,7 @@ stream.onerror = () => {
 
 function put(part, html) {
   const place = document.querySelector(`[data-part="${part}"]`);
+  if (place.querySelector("button:active")) return; // a press that is going on would be lost; this comes every second
   const open = [...place.querySelectorAll("details")].map((one) => one.open);
   const focused = place.contains(document.activeElement) ? document.activeElement.id : "";
   place.innerHTML = html;
@@ -32,8 +33,13 @@ document.addEventListener("click", async (event) => {
   button.disabled = true;
   const { do: what, host, away } = button.dataset;
   const body = JSON.stringify(what === "away" ? { what, host, away: away === "true" } : { what });
-  const answer = await fetch("do" + query, { method: "POST", headers: { "Content-Type": "application/json" }, body });
-  const said = await answer.text();
-  if (!answer.ok) { alert(said); button.disabled = false; return; }
-  button.textContent = said;
+  try {
+    const answer = await fetch("do" + query, { method: "POST", headers: { "Content-Type": "application/json" }, body });
+    const said = await answer.text();
+    if (!answer.ok) throw new Error(said);
+    button.textContent = said;
+  } catch (error) {
+    alert(error.message);
+    button.disabled = false;
+  }
 });

@@ -10,7 +10,6 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import anyio
 import uvicorn
@@ -74,20 +73,22 @@ class Page:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._look)
             yield
+            self.live.is_over = True
             tasks.cancel_scope.cancel()
 
     async def _look(self) -> None:
         """Look at the run while somebody watches."""
         unwatched = 0.0
-        while self._stays or not self.live.has_ended or unwatched < UNWATCHED_S:
+        while self._stays or unwatched < UNWATCHED_S or launcher_pid(self.live.run_dir):
             if self._watching or not self._looks:
                 unwatched = 0.0
-                await anyio.to_thread.run_sync(self.live.look)
+                try:
+                    await anyio.to_thread.run_sync(self.live.look)
+                except Exception as error:  # such as a disk that is gone for a while: the next look may do
+                    self.live.tell(f"The run's folder cannot be read now: {error}")
                 async with self._changed:
                     self._looks += 1
                     self._changed.notify_all()
-            elif not self._stays:
-                self.live.has_ended = launcher_pid(self.live.run_dir) is None
             await anyio.sleep(LOOK_S)
             unwatched += LOOK_S
         self._server.should_exit = True
@@ -97,7 +98,7 @@ class Page:
         token = request.query_params.get("token", "")
         is_ours = request.headers.get("host") == self.host and hmac.compare_digest(token.encode(), self.token.encode())
         origin = request.headers.get("origin")
-        if is_ours and (origin is None or urlsplit(origin).netloc == self.host):
+        if is_ours and origin in (None, f"http://{self.host}"):
             return None
         return PlainTextResponse(REFUSED, status_code=403, headers=RULES)
 
@@ -143,6 +144,8 @@ class Page:
                 if len(body := body + part) > MOST_ASKED:
                     raise ValueError("too long")
             said = await anyio.to_thread.run_sync(self._act, parse_json(body))
+        except OSError as error:
+            return PlainTextResponse(f"{error.filename}: {error.strerror}", status_code=409, headers=RULES)
         except TunerError as error:
             return PlainTextResponse(error.told, status_code=409, headers=RULES)
         except (ValueError, KeyError, TypeError):
@@ -156,7 +159,9 @@ class Page:
         if pid is None:
             raise RunError(f"run {run_dir.name} is not running")
         if asked["what"] == "stop":
-            Attached(run_dir, pid).send_signal(signal.SIGTERM)
+            if self.live.stopped != pid:  # a second signal would end it at once
+                self.live.stopped = pid
+                Attached(run_dir, pid).send_signal(signal.SIGTERM)
             return "Stopping"
         if asked["what"] == "away" and isinstance(asked["away"], bool) and isinstance(asked["host"], str):
             set_away(run_dir, asked["host"], asked["away"])

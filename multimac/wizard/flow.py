@@ -31,7 +31,7 @@ from multimac.view.terminal import Console
 from whisper_tuner.config import KINDS as SECTION_KINDS
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.formats.rows import KIND_OF
-from whisper_tuner.errors import ConfigError, ExitStatus, ModelError, TunerError
+from whisper_tuner.errors import ConfigError, ExitStatus, ModelError
 from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.files import beside, check_writable, shown
 from whisper_tuner.interrupts import as_ctrl_c
@@ -225,7 +225,7 @@ def _look_around() -> list[Candidate]:
     near: list[Candidate] = []
 
     def look() -> None:
-        with contextlib.suppress(TunerError, OSError):
+        with contextlib.suppress(Exception):  # the questions go on without it
             near.extend(one for one in find() if one.told_by == ANNOUNCED)
 
     threading.Thread(target=look, daemon=True).start()

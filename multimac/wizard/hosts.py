@@ -137,19 +137,17 @@ def _nearby(questions: Questions, path: Path, console: Console) -> dict[str, dic
         console.print(f"No other machine was found in this network.\n{why_none()}", markup=False, soft_wrap=True)
         return {}
     show_found(console, seen)
-    about: dict[str, dict[str, object]] = {}
+    opened: dict[str, dict[str, object]] = {}
     for one in seen:
-        port = one.candidate.host.port
-        about[one.candidate.name] = {"ssh_port": port} if port else {}
-    opened = {one.candidate.name for one in seen if one.state in (State.READY, State.PAIRED)}
-    for one in seen:
-        name = one.candidate.name
+        name, port = one.candidate.name, one.candidate.host.port
+        about: dict[str, object] = {"ssh_port": port} if port else {}
+        if one.state in (State.READY, State.PAIRED):
+            opened[name] = about
         if one.state in (State.NEW, State.LOCKED) and questions.confirm(f"pair {name}", f"Pair with {name}?", True):
             user = questions.text(f"user of {name}", f"Your user name on {name}:", getpass.getuser(), str)
             if questions.once("paired", (name, user), partial(paired, console, replace(one.candidate.host, user=user))):
-                opened.add(name)
-                about[name] |= {"ssh_user": user} if user != getpass.getuser() else {}
-    return {name: about[name] for name in about if name in opened}
+                opened[name] = about | ({"ssh_user": user} if user != getpass.getuser() else {})
+    return opened
 
 
 def _words(text: str) -> list[str]:

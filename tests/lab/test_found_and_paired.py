@@ -90,8 +90,10 @@ def test_the_wizard_leads_from_a_bare_host_to_a_step_with_one_password_typed():
         }
         in_terminal(words, answers, 600)
         [run] = here.glob("runs/*")
-        steps = [event for event in scan(run / "events.jsonl").attempts[0].steps]
-        assert {step.host for step in steps} == {lab["h1"].address, lab["h2"].address}
+        assert {step.host for step in scan(run / "events.jsonl").attempts[0].steps} == {
+            lab["h1"].address,
+            lab["h2"].address,
+        }
 
 
 def test_two_machines_under_one_name_and_one_whose_address_changes():

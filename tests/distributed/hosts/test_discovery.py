@@ -76,6 +76,18 @@ def test_twenty_machines_that_announce_themselves(monkeypatch):
     assert seconds < 10  # 3 on a machine with nothing else to do
 
 
+def test_a_name_that_is_none_of_this_service_is_passed_over(monkeypatch):
+    from zeroconf import ServiceBrowser
+
+    def told(listener, service, handlers):
+        handlers[0](name="x._http._tcp.local.")
+        return browser(listener, service, handlers=handlers)
+
+    browser = ServiceBrowser
+    monkeypatch.setattr("zeroconf.ServiceBrowser", told)
+    assert "x" not in {one.label for one in announced(0.1)}
+
+
 def test_names_that_ssh_has_been_told_of(tmp_path):
     config, known = tmp_path / "config", tmp_path / "known_hosts"
     config.write_text("Host mini studio\n  User anna\nhost=desk\nHost * !x w?\n#Host no\n")

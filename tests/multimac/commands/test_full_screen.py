@@ -22,7 +22,7 @@ from pathlib import Path
 from multimac.commands import attach_stop
 from multimac.view.terminal import Console
 run = Path(sys.argv[1])
-attach_stop.open_page = lambda run_dir: (run_dir / "opened").open("a").write("x")
+attach_stop.open_page = lambda run_dir: (run_dir / "opened").open("a").write("x") and "opens in your browser"
 launcher = '''
 import pathlib, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

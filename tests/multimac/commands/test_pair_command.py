@@ -145,11 +145,13 @@ def test_a_user_without_a_key_gets_one(ssh_server, copying, tmp_path, monkeypatc
     assert pairing.own_key(resolve(host)) == Path(f"{ssh_server.key}.pub")
 
 
-@pytest.mark.parametrize(("answer", "kept"), [("y", []), ("n", ["localhost"])])
+@pytest.mark.parametrize(
+    ("answer", "kept"), [("y", ["127.0.0.1", "other.local"]), ("n", ["localhost", "other.local", "127.0.0.1"])]
+)
 def test_a_machine_with_a_new_address_takes_its_old_place_and_a_copy_does_not(
     ssh_server, copying, tmp_path, answer, kept
 ):
-    old = {"host": "localhost", "ssh_port": ssh_server.port}
+    old = {"host": "localhost", "ssh_port": ssh_server.port, "project_path": "~/mine"}
     hosts = tmp_path / "distributed_hosts.json"
     hosts.write_text(json.dumps({"master": "10.0.0.1", "workers": [old, "other.local"]}))
     kind, blob = ssh_server.host_key
@@ -162,4 +164,4 @@ def test_a_machine_with_a_new_address_takes_its_old_place_and_a_copy_does_not(
     assert pairing_again.end() == 0, pairing_again.seen
     workers = json.loads(hosts.read_text())["workers"]
     named = [worker if isinstance(worker, str) else worker["host"] for worker in workers]
-    assert named == [*kept, "other.local", "127.0.0.1"]
+    assert named == kept and workers[0]["project_path"] == "~/mine"

@@ -258,8 +258,8 @@ def test_many_faults_are_cut_short(made):
         made.tell("warning", number, what=f"warning number {number}")
     made.end()
     page = page_of(made.write())
-    assert "warning number 199" in page.text and "warning number 200" not in page.text
-    assert "300 more lines are left out." in page.text
+    assert "warning number 300" in page.text and "warning number 299" not in page.text
+    assert "300 lines before these are left out." in page.text
 
 
 def test_no_errors_at_all(made):

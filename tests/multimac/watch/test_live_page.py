@@ -9,6 +9,7 @@ import re
 import select
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -40,7 +41,8 @@ class Running:
     """Holds a run's lock, as its launcher would; its pid is that of a process that can be stopped."""
 
     def __init__(self, path: Path):
-        self.launcher = subprocess.Popen(["sleep", "600"])
+        noted = f"trap 'echo 15 >> {path}/signals' TERM; while :; do sleep 0.1; done"
+        self.launcher = subprocess.Popen(["sh", "-c", noted])
         self._handle = os.open(path / "lock", os.O_RDWR | os.O_CREAT)
         fcntl.flock(self._handle, fcntl.LOCK_EX)
         os.write(self._handle, f"{self.launcher.pid}\n".encode())
@@ -111,12 +113,43 @@ def test_while_it_runs_its_figures_are_those_of_a_report_written_now(made, runni
     assert live.parts["hosts"] == rendered("page.html", block="hosts", **report)
 
 
+def test_a_folder_that_cannot_be_read_for_a_while_is_told_and_tried_again(made, running, address):
+    events = made.path / "events.jsonl"
+    events.rename(made.path / "away")
+    events.mkdir()
+    told = shown(address, "cannot be read now")
+    assert "Is a directory" in told
+    events.rmdir()
+    (made.path / "away").rename(events)
+    assert "Stop after this step" in shown(address, "Stop after this step")
+
+
+def shown(address: str, words: str) -> str:
+    """Follow the page until it shows these words."""
+    base, _, query = address.partition("/?")
+    with urllib.request.urlopen(f"{base}/parts?{query}", timeout=20) as stream:
+        for line in stream:
+            if words in (text := line.decode()):
+                return text
+    raise AssertionError(f"{words!r} was not shown")
+
+
+def test_a_line_that_is_longer_than_a_piece_does_not_hold_up_the_page(made, running, monkeypatch):
+    monkeypatch.setattr("multimac.watch.live.PIECE", 64)
+    made.tell("warning", 11, what="x" * 5000)
+    made.steps([11], HOSTS)
+    write(made)
+    live = LiveRun(made.path)
+    live.look()
+    assert "step 11 of 40" in live.parts["now"]
+
+
 def test_who_has_no_token_or_comes_from_another_page_is_refused(made, address):
     base = address.split("/?")[0]
     ours, stop = {"Origin": base}, {"what": "stop"}
     assert ask(address)[0] == 200
     assert ask(f"{base}/?token=x")[0] == ask(f"{base}/?", "parts")[0] == 403
-    assert ask(address, Host="evil.example")[0] == 403
+    assert ask(address, Host="evil.example")[0] == ask(address, Origin="http://[")[0] == 403
     assert ask(address, "do", stop, Origin="http://evil.example")[0] == ask(address, "do", stop)[0] == 403
     assert ask(f"{base}/?token=x", "do", stop, **ours)[0] == 403
     for body in ({}, {"what": "rm"}, {"what": "away", "host": 1, "away": True}, ["stop"], {"what": "x" * 9999}):
@@ -126,8 +159,10 @@ def test_who_has_no_token_or_comes_from_another_page_is_refused(made, address):
 
 def test_stop_reaches_the_launcher(made, running, address):
     base = address.split("/?")[0]
-    assert ask(address, "do", {"what": "stop"}, Origin=base) == (200, "Stopping")
-    assert running.launcher.wait(timeout=5) == -15
+    for _ in range(3):  # a second signal would end the run at once
+        assert ask(address, "do", {"what": "stop"}, Origin=base) == (200, "Stopping")
+    time.sleep(0.3)
+    assert (made.path / "signals").read_text() == "15\n"
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium")
@@ -146,7 +181,8 @@ def test_in_a_browser_it_moves_fits_and_says_when_nobody_serves_it(made, running
         browser.wait("document.querySelector('[data-part=now]').textContent.includes('step 12 of 40')")
         assert browser.value("document.activeElement.dataset.host") == "a.local"
         browser.value("document.activeElement.click()")
-        browser.wait("document.body.textContent.includes('Leaves at the end of its round')")
+        browser.wait("document.querySelector('.cards .note')?.textContent == 'Leaves at the end of its round.'")
+        browser.wait("document.querySelector('button[data-host=\"a.local\"]').textContent == 'Take it back'")
         assert json.loads((made.path / "away.json").read_text()) == {"hosts": ["a.local"]}
         watch.kill()
         browser.wait("!document.getElementById('cut-off').hidden")
