@@ -297,6 +297,13 @@ def test_what_does_not_fit_is_left_out_and_no_word_is_cut(width, height, hosts):
         assert sum(row.startswith("mac-") and " is lost" not in row for row in rows) == hosts
 
 
+def test_no_row_is_one_too_many_and_a_long_name_is_shortened():
+    assert screen_of(run_of(12), height=16)[-1] == "w: live page"
+    view = RunView()
+    take(view, START | {"host": "the Mac of the marketing department"})
+    assert any(row.startswith("the Mac of the mark…  ───") for row in screen_of(view, width=60))
+
+
 def test_plain_lines_tell_of_long_preparations(capsys):
     view, screen = RunView(), PlainScreen()
     for done in (1, 2, 5):
