@@ -16,6 +16,7 @@ from test_attach_stop import CONFIG
 from waiting import wait_until
 
 import cli_typer
+from distributed.run_dir import away
 from distributed.run_dir.away import ASKED, read_away, set_away
 from distributed.run_dir.folder import is_running, launcher_pid, only_one
 from distributed.run_dir.log import EventLog
@@ -60,10 +61,10 @@ def test_errors_name_what_can_be_done(run, capfd):
 def test_what_is_asked_of_one_that_also_has_a_reason_of_its_own(run, capfd):
     """It stays away; nothing is said to be back before it is."""
     _, log = run
-    away = lambda reason: log({"type": "away", "host": "air.local", "reason": reason})  # noqa: E731
-    threading.Timer(0.5, away, [ASKED]).start()
+    leave = lambda reason: log({"type": "away", "host": "air.local", "reason": reason})  # noqa: E731
+    threading.Timer(0.5, leave, [ASKED]).start()
     assert cli_typer.main(["hosts", "yield", "air"]) == ExitStatus.OK
-    threading.Timer(0.5, away, ["on battery"]).start()
+    threading.Timer(0.5, leave, ["on battery"]).start()
     assert cli_typer.main(["hosts", "yield", "air", "--back"]) == ExitStatus.OK
     out = capfd.readouterr().out
     assert "air.local is left out; take it back with: multimac hosts yield air.local --back" in out
@@ -75,6 +76,18 @@ def test_a_file_that_is_damaged_leaves_nobody_out(run):
     for text in ("", "[]", '{"hosts": 3}', '{"hosts": [1, null]}', "\x00"):
         (folder / "away.json").write_text(text)
         assert read_away(folder) == ()
+
+
+def test_of_several_that_are_asked_at_once_none_is_forgotten(run, monkeypatch):
+    folder, _ = run
+    names = ("mac-mini.local", "air.local")
+    monkeypatch.setattr(away, "read_away", lambda path: (read_away(path), time.sleep(0.2))[0])
+    asking = [threading.Thread(target=set_away, args=(folder, name, True)) for name in names]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    assert {*read_away(folder)} == {*names}
 
 
 @pytest.mark.slow
