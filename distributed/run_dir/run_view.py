@@ -13,6 +13,7 @@ RECENT_STEPS = 10  # that speed and remaining time are reckoned from
 FEW_STEPS = 3  # the first one takes longer than others
 PREPARING = "preparing"  # begins the state of a host that computes log-mels
 STATES = {"back": "waiting", "away": "away", "done": "done", "error": "failed"}  # of a host after such an event
+GONE = ("lost", "given up")
 
 
 @dataclass
@@ -60,10 +61,12 @@ class HostView:
         elif kind == "resume":
             self.step, self.round, self.epoch = event.step, event.round, event.epoch + 1
         else:
-            self.state = STATES.get(kind, self.state)
             if kind == "away":
                 self.away_for = event.reason
                 self.recent.clear()
+                if self.state in GONE:
+                    return  # it is told again once the host is found
+            self.state = STATES.get(kind, self.state)
 
     @property
     def speed(self) -> float | None:

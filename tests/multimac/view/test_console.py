@@ -297,6 +297,18 @@ def test_what_does_not_fit_is_left_out_and_no_word_is_cut(width, height, hosts):
         assert sum(row.startswith("mac-") and " is lost" not in row for row in rows) == hosts
 
 
+def test_one_that_is_lost_is_lost_until_it_is_found_also_if_it_is_left_out_then():
+    view, away = RunView(), {"type": "away", "host": "h2", "reason": "as asked"}
+    for event, expected in [
+        (lost("h2"), "lost"),
+        (away, "lost"),
+        ({"type": "back", "host": "h2"}, "waiting"),
+        (away, "away"),
+    ]:
+        take(view, event)
+        assert view.hosts["h2"].state == expected
+
+
 def test_no_row_is_one_too_many_and_a_long_name_is_shortened():
     assert screen_of(run_of(12), height=16)[-1] == "w: live page"
     view = RunView()
