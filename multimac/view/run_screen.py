@@ -121,12 +121,13 @@ def _head(view: RunView, name: str, width: int) -> Text:
 
 
 def _phase(view: RunView) -> str:
-    states = {host.state for host in view.hosts.values()}
     if view.end:
         return "ended"
     if view.progress or view.phase == "evaluate":
         return view.progress or "evaluating"
-    return next((state for state in ("training", "paused") if state in states), "starting")
+    if view.is_paused:
+        return "paused"
+    return "training" if any(host.state == "training" for host in view.hosts.values()) else "starting"
 
 
 def _table(hosts: Sequence[HostView], width: int, room: int, *, now: float) -> list[Text]:
