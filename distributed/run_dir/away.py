@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from pathlib import Path
 
 from exogym.config import nearest
@@ -31,8 +33,13 @@ def set_away(run_dir: Path, host: str, away: bool) -> None:
     if host not in known:
         what = f"{host!r} is no host of run {run_dir.name}{nearest(host, known)}"
         raise ConfigError(what, remedy=f"Its hosts: {', '.join(known) or 'none'}.")
-    others = [other for other in read_away(run_dir) if other != host]
-    write_atomically(run_dir / AWAY, json.dumps({"hosts": [*others, host] if away else others}) + "\n")
+    handle = os.open(run_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # others may ask at this moment: a page, and commands
+        others = [other for other in read_away(run_dir) if other != host]
+        write_atomically(run_dir / AWAY, json.dumps({"hosts": [*others, host] if away else others}) + "\n")
+    finally:
+        os.close(handle)
 
 
 def forget_away(run_dir: Path) -> None:

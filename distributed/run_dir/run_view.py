@@ -13,6 +13,7 @@ RECENT_STEPS = 10  # that speed and remaining time are reckoned from
 FEW_STEPS = 3  # the first one takes longer than others
 PREPARING = "preparing"  # begins the state of a host that computes log-mels
 STATES = {"back": "waiting", "away": "away", "done": "done", "error": "failed"}  # of a host after such an event
+GONE = ("lost", "given up")
 
 
 @dataclass
@@ -60,10 +61,12 @@ class HostView:
         elif kind == "resume":
             self.step, self.round, self.epoch = event.step, event.round, event.epoch + 1
         else:
-            self.state = STATES.get(kind, self.state)
             if kind == "away":
                 self.away_for = event.reason
                 self.recent.clear()
+                if self.state in GONE:
+                    return  # it is told again once the host is found
+            self.state = STATES.get(kind, self.state)
 
     @property
     def speed(self) -> float | None:
@@ -88,6 +91,7 @@ class RunView:
         self.lines: list[str] = []
         self.phase = "starting"
         self.progress = ""
+        self.is_paused = False  # until enough hosts are there for the next generation
         self.end: Event | None = None
         self._generation = 0
         self._resumed = False
@@ -100,11 +104,11 @@ class RunView:
             self._host(event.host).take(event)
         elif kind == "phase":
             self.phase, self.end = event.phase, None  # an end that was read before is an earlier attempt's
-            for name in event.hosts:
-                self._host(name)
-                self._resumed, self._told = False, {}  # a launcher has just started
+            if event.hosts:  # a launcher has just started
+                self.hosts |= {name: HostView(name) for name in event.hosts}
+                self._resumed, self._told, self.is_paused, self.progress = False, {}, False, ""
         if kind == "generation":
-            self._generation = event.number
+            self._generation, self.is_paused = event.number, False
             for host in map(self._host, event.hosts):
                 host.state = "training" if host.total_steps else host.state
             if event.number > 1:
@@ -112,6 +116,7 @@ class RunView:
         elif kind == "resume":
             self._take_resume(event)
         elif kind in ("paused", "apart"):
+            self.is_paused |= kind == "paused"
             for name in event.hosts:
                 self._host(name).state = "paused" if kind == "paused" else "not reached"
         elif kind == "evaluating":

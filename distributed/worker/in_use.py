@@ -55,8 +55,8 @@ class OtherPrograms:
     def cores(self) -> float:
         """Return the mean since the last call."""
         before, busy_before, looked_before = self._ours, self._busy_s, self._looked
-        self._looked, self._ours = time.monotonic(), self._seconds_of_ours()
         times = psutil.cpu_times()
+        self._looked, self._ours = time.monotonic(), self._seconds_of_ours()
         self._busy_s = times.user + times.nice + times.system
         own = sum(seconds - before.get(process, 0.0) for process, seconds in self._ours.items())
         passed = max(self._looked - looked_before, 1e-3)
@@ -120,7 +120,11 @@ class InUse:
             self.turn()
 
     def turn(self) -> None:
-        now, on_battery, cores = self._clock(), "battery" in self._lasting and self._on_battery(), self._others_cores()
+        now = self._clock()
+        try:
+            on_battery, cores = "battery" in self._lasting and self._on_battery(), self._others_cores()
+        except Exception:  # whatever psutil met, as of a battery that was taken out: the next look may tell
+            return
         looks = {
             "battery": (on_battery, not on_battery),
             "busy": (cores > self._limit, cores < CALM * self._limit),

@@ -19,6 +19,7 @@ DONE, TO_DO = "━", "─"  # also without colours
 CURRENT_S = 30.0  # a machine tells every 10 s how it is; an older word says nothing of now
 FEW_LINES = 3  # of what happened: they go before a second line for each host
 ROOMY = 16  # rows, from which on empty ones set parts apart
+NAME = 20  # columns that a host's name may take
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ READINGS: dict[str, Callable[[Event], str]] = {
     "battery": _battery,
 }
 FIGURES = (
-    Column("host", lambda host: harmless(host.name.removesuffix(".local")), right=False),
+    Column("host", lambda host: _name(host), right=False),
     Column("", lambda host: _bar(host), 4, right=False),
     Column("step", lambda host: f"{host.step}/{host.total_steps}" if host.total_steps else "", 6),
     Column("loss", lambda host: f"{host.loss:.3f}" if host.loss is not None else "", 5),
@@ -68,6 +69,12 @@ FIGURES = (
     Column("left", lambda host: duration(host.remaining), 7),
     Column("", lambda host: harmless(host.device if host.state == "training" else host.state), 8, right=False),
 )
+
+
+def _name(host: HostView) -> str:
+    name = Text(harmless(host.name.removesuffix(".local")))
+    name.truncate(NAME, overflow="ellipsis")
+    return name.plain
 
 
 def _bar(host: HostView) -> str:
@@ -96,7 +103,7 @@ def screen(
     foot = [Text(hint, "dim")] if hint and len(hint) <= width and height > len(hosts) + 3 else []
     room = height - len(top) - len(foot)
     table = _table(hosts, width, room, now=now)
-    table += [Text()] if roomy and table else []
+    table += [Text()] if roomy and table and len(table) + 1 < room else []
     rows = [*top, *table, *_last(told, console, room - len(table))]
     return [*rows, *[Text()] * (height - len(rows) - len(foot)), *foot]
 
@@ -114,12 +121,13 @@ def _head(view: RunView, name: str, width: int) -> Text:
 
 
 def _phase(view: RunView) -> str:
-    states = {host.state for host in view.hosts.values()}
     if view.end:
         return "ended"
     if view.progress or view.phase == "evaluate":
         return view.progress or "evaluating"
-    return next((state for state in ("training", "paused") if state in states), "starting")
+    if view.is_paused:
+        return "paused"
+    return "training" if any(host.state == "training" for host in view.hosts.values()) else "starting"
 
 
 def _table(hosts: Sequence[HostView], width: int, room: int, *, now: float) -> list[Text]:

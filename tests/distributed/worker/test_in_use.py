@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -69,6 +70,16 @@ def test_one_reason_may_follow_the_other():
     day.goes_on(60, cores=100, battery=True)
     day.goes_on(600, battery=True)
     assert [why for _, why in day.said] == ["busy", "battery"]
+
+
+def test_a_look_that_fails_changes_nothing():
+    day = Day("battery")
+    day.goes_on(BEGINS_S + EVERY_S, battery=True)
+    as_it_was, day.watch._on_battery = day.watch._on_battery, lambda: Path("/sys/BAT0/status").read_text() == ""
+    day.goes_on(ENDS_S)
+    day.watch._on_battery = as_it_was
+    day.goes_on(ENDS_S + EVERY_S)
+    assert [why for _, why in day.said] == ["battery", ""] and day.said[-1][0] > 2 * ENDS_S
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from test_attach_stop import CONFIG
 from waiting import wait_until
 
 import cli_typer
+from distributed.run_dir import away
 from distributed.run_dir.away import ASKED, read_away, set_away
 from distributed.run_dir.folder import is_running, launcher_pid, only_one
 from distributed.run_dir.log import EventLog
@@ -60,14 +61,50 @@ def test_errors_name_what_can_be_done(run, capfd):
 def test_what_is_asked_of_one_that_also_has_a_reason_of_its_own(run, capfd):
     """It stays away; nothing is said to be back before it is."""
     _, log = run
-    away = lambda reason: log({"type": "away", "host": "air.local", "reason": reason})  # noqa: E731
-    threading.Timer(0.5, away, [ASKED]).start()
+    leave = lambda reason: log({"type": "away", "host": "air.local", "reason": reason})  # noqa: E731
+    threading.Timer(0.5, leave, [ASKED]).start()
     assert cli_typer.main(["hosts", "yield", "air"]) == ExitStatus.OK
-    threading.Timer(0.5, away, ["on battery"]).start()
+    threading.Timer(0.5, leave, ["on battery"]).start()
     assert cli_typer.main(["hosts", "yield", "air", "--back"]) == ExitStatus.OK
     out = capfd.readouterr().out
     assert "air.local is left out; take it back with: multimac hosts yield air.local --back" in out
     assert "air.local stays away by itself: on battery" in out
+
+
+def test_asked_in_the_last_round_it_waits_for_no_evaluation(run, capfd):
+    folder, log = run
+    threading.Timer(0.5, log, [{"type": "done", "host": "air.local"}]).start()
+    assert cli_typer.main(["hosts", "yield", "air"]) == ExitStatus.OK
+    threading.Timer(0.5, log, [{"type": "phase", "phase": "evaluate"}]).start()
+    assert cli_typer.main(["hosts", "yield", "mac-mini"]) == ExitStatus.RUN
+    assert cli_typer.main(["hosts", "yield", "air", "--back"]) == ExitStatus.OK
+    said = capfd.readouterr()
+    assert "air.local takes no more clips than it has in hand" in said.out and "air.local is not called" in said.out
+    assert "mac-mini.local leads the run" in said.err and read_away(folder) == ()
+
+
+def test_a_host_that_is_lost_is_not_waited_for(run, capfd):
+    _, log = run
+    log({"type": "lost", "host": "air.local", "reason": "asleep", "given_up": False})
+    log({"type": "away", "host": "air.local", "reason": ASKED})
+    assert cli_typer.main(["hosts", "yield", "air"]) == ExitStatus.OK
+    assert cli_typer.main(["hosts", "yield", "air", "--back"]) == ExitStatus.OK
+    said = capfd.readouterr().out
+    assert "is lost; it stays left out once" in said and "is lost; it takes part again once" in said
+
+
+def test_what_was_told_before_a_run_was_resumed_is_no_answer(run, capfd):
+    folder, log = run
+    log({"type": "start", "host": "air.local", "total_steps": 40, "device": "cpu"})
+    log({"type": "away", "host": "air.local", "reason": "asked before"})
+    log({"type": "phase", "phase": "start", "hosts": ["mac-mini.local", "air.local"]})
+    threading.Timer(0.5, log, [{"type": "lost", "host": "air.local", "reason": "asleep", "given_up": True}]).start()
+    assert cli_typer.main(["hosts", "yield", "air"]) == ExitStatus.OK
+    assert "air.local is given up" in capfd.readouterr().out
+    (folder / "events.jsonl").write_text("")  # and of a launcher that has told nothing yet
+    assert cli_typer.main(["hosts", "yield", "mac", "--back"]) == ConfigError.exit_status
+    threading.Timer(0.5, log, [{"type": "away", "host": "mac-mini.local", "reason": ASKED}]).start()
+    assert cli_typer.main(["hosts", "yield", "mac-mini"]) == ExitStatus.OK
 
 
 def test_a_file_that_is_damaged_leaves_nobody_out(run):
@@ -75,6 +112,18 @@ def test_a_file_that_is_damaged_leaves_nobody_out(run):
     for text in ("", "[]", '{"hosts": 3}', '{"hosts": [1, null]}', "\x00"):
         (folder / "away.json").write_text(text)
         assert read_away(folder) == ()
+
+
+def test_of_several_that_are_asked_at_once_none_is_forgotten(run, monkeypatch):
+    folder, _ = run
+    names = ("mac-mini.local", "air.local")
+    monkeypatch.setattr(away, "read_away", lambda path: (read_away(path), time.sleep(0.2))[0])
+    asking = [threading.Thread(target=set_away, args=(folder, name, True)) for name in names]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    assert {*read_away(folder)} == {*names}
 
 
 @pytest.mark.slow

@@ -297,6 +297,45 @@ def test_what_does_not_fit_is_left_out_and_no_word_is_cut(width, height, hosts):
         assert sum(row.startswith("mac-") and " is lost" not in row for row in rows) == hosts
 
 
+def test_a_run_is_paused_whatever_its_hosts_are_until_the_next_generation_or_start():
+    view, began = RunView(), {"type": "phase", "phase": "start", "hosts": ["h1", "h2"]}
+    paused = {"type": "paused", "hosts": [], "min_hosts": 1}
+    for host in ("h1", "h2"):
+        take(view, START | {"host": host})
+    for event, expected in [
+        (generation(1, "h1", "h2"), "training"),
+        (lost("h1"), "training"),
+        ({"type": "away", "host": "h2", "reason": "as asked"}, "starting"),
+        (paused, "paused"),
+        ({"type": "back", "host": "h2"}, "paused"),
+        (generation(2, "h2"), "training"),
+        (paused, "paused"),
+        (began, "starting"),
+    ]:
+        take(view, event)
+        assert screen_of(view)[0] == f"run  {expected}"
+    assert view.hosts["h2"].state == "starting" and view.hosts["h2"].total_steps == 0
+
+
+def test_one_that_is_lost_is_lost_until_it_is_found_also_if_it_is_left_out_then():
+    view, away = RunView(), {"type": "away", "host": "h2", "reason": "as asked"}
+    for event, expected in [
+        (lost("h2"), "lost"),
+        (away, "lost"),
+        ({"type": "back", "host": "h2"}, "waiting"),
+        (away, "away"),
+    ]:
+        take(view, event)
+        assert view.hosts["h2"].state == expected
+
+
+def test_no_row_is_one_too_many_and_a_long_name_is_shortened():
+    assert screen_of(run_of(12), height=16)[-1] == "w: live page"
+    view = RunView()
+    take(view, START | {"host": "the Mac of the marketing department"})
+    assert any(row.startswith("the Mac of the mark…  ───") for row in screen_of(view, width=60))
+
+
 def test_plain_lines_tell_of_long_preparations(capsys):
     view, screen = RunView(), PlainScreen()
     for done in (1, 2, 5):
