@@ -33,6 +33,7 @@ from whisper_tuner.data.checks.finding import Finding, Severity, of_row
 from whisper_tuner.data.checks.material import PARTS, TRAIN, Heard, Material, Row
 from whisper_tuner.data.checks.rows import CONTRADICTED, USELESS, contradiction, usual_cer
 from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
+from whisper_tuner.data.formats.lists import SUFFIXES
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.labels import token_limit
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
@@ -138,7 +139,10 @@ def _asked(config: Path, what: Sequence[str], settings: Sequence[str], language:
     if missing := [name for name, path in zip(what, paths, strict=True) if not path.is_file()]:
         is_profile = len(what) == 1 and config.exists() and ConfigFile(config).has("profile", what[0])
         if expanded(missing[0]).is_dir() and not is_profile:
+            tables = [path for path in sorted(expanded(missing[0]).iterdir()) if path.suffix.lower() in SUFFIXES]
             remedy = f"Run: multimac data import {shlex.quote(missing[0])} --out NAME; then check NAME/train.csv."
+            if len(tables) == 1:
+                remedy = f"Run: multimac data check {shlex.quote(str(shown(tables[0])))}"
             raise DataError(f"{missing[0]} is a folder, not a manifest or a profile", remedy=remedy)
         if len(what) > 1 or LIKE_A_FILE.search(what[0]):
             near = nearest(Path(missing[0]).name, beside(expanded(missing[0])))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distributed.run_dir.events import UNNAMED
-from distributed.run_dir.summary import RunSummary
+from distributed.run_dir.summary import RUNNING, RunSummary
 from multimac.view.models import file_name, slug
 from whisper_tuner.data.formats.layouts import part_of
 from whisper_tuner.data.formats.lists import SUFFIXES
@@ -279,7 +279,7 @@ def _about_run(run: RunSummary) -> list[str]:
         "trained from": f"`{file_name(run.base_model)}`" if run.base_model else "",
         "method": METHODS.get(run.method, run.method),
         "training data": f"{counted(clips, 'clip')}, {hours:.2f} hours" if clips else "",
-        "training": f"{counted(run.steps, 'step')} on {counted(len(set(run.hosts)) or 1, 'host')}" if run.steps else "",
+        "training": "" if run.state == RUNNING else _trained(run),  # the model is that of an earlier stop
         "WER of the base model": _told(run.wer_before, before) if run.test else "",
         "WER of this model": _told(run.wer_after, after) if run.test else "",
         "difference": str(_difference(after, before) or ""),
@@ -295,6 +295,10 @@ def _about_run(run: RunSummary) -> list[str]:
             "",
         ]
     return lines
+
+
+def _trained(run: RunSummary) -> str:
+    return f"{counted(run.steps, 'step')} on {counted(len(set(run.hosts)) or 1, 'host')}" if run.steps else ""
 
 
 def _told(wer: float | None, clips: Sequence[Clip]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ class LiveRun:
             "going_on": self._found["run"].state == RUNNING and not self.has_ended,
             "stopping": self.stopped is not None and self.stopped == launcher_pid(self.run_dir),
             "evaluating": view.phase == "evaluate",
-            "phase": view.progress or ("training" if training else PHASES.get(view.phase, view.phase)),
+            "phase": view.progress or _phase(view, training),
             "step": step,
             "steps": steps,
             "epoch": max((host.epoch for host in hosts), default=0),
@@ -117,6 +118,12 @@ class LiveRun:
             "cards": [_card(host, time.time(), asked=host.name in away) for host in hosts],
             "lines": [(when[11:], line) for when, line in self._lines],
         }
+
+
+def _phase(view: RunView, training: Sequence[HostView]) -> str:
+    if training or view.is_paused:
+        return "paused" if view.is_paused else "training"
+    return PHASES.get(view.phase, view.phase)
 
 
 def _card(host: HostView, now: float, *, asked: bool) -> dict[str, Any]:

@@ -105,7 +105,8 @@ class Page:
     async def _page(self, request: Request) -> Response:
         if refused := self._refused(request):
             return refused
-        html = {part: Markup(text) for part, text in self.live.parts.items()}
+        is_current = self._watching or self.live.has_ended
+        html = {part: Markup(text) for part, text in self.live.parts.items()} if is_current else {}
         page = rendered("watch.html", name=self.live.run_dir.name, parts=PARTS, html=html)
         return HTMLResponse(page, headers=RULES)
 

@@ -23,6 +23,7 @@ from distributed.hosts.paths import PROJECT, STORE
 from multimac.view.findings import by_kind, rows_in_words
 from multimac.view.progress import working
 from whisper_tuner.config import ConfigFile
+from whisper_tuner.data.audio import quiet_mp3
 from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.check import check_usable, described
 from whisper_tuner.data.checks.finding import Finding, Needs
@@ -72,7 +73,8 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
                 data = Data(manifests=bring_in(questions, path, console) or beside(path))
             train = data.manifests["train"]
             data.manifests, data.source = dict.fromkeys(kinds_inside(train), train) | data.manifests, train
-            _read(questions, data, console)
+            with quiet_mp3():
+                _read(questions, data, console)
         except TunerError as error:
             questions.earlier.pop("data", None)  # what is refused is not suggested again
             questions.again("This data cannot be used.", [AGAIN], error)
