@@ -29,6 +29,7 @@ class HostView:
     round: int = 0
     sent: int = 0
     device: str = ""
+    is_out: bool = False  # it was told to be left out, and not to be back
     away_for: str = ""  # why it is left out, the last time
     recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     pace: Pace = field(default_factory=Pace)
@@ -56,11 +57,13 @@ class HostView:
             self.total_steps = event.total_steps
         elif kind == "lost":
             self.state = "given up" if event.given_up else "lost"
+            self.is_out = False
             self.loss = None  # others go on, so it would soon be an old one beside theirs
             self.recent.clear()
         elif kind == "resume":
             self.step, self.round, self.epoch = event.step, event.round, event.epoch + 1
         else:
+            self.is_out = kind == "away" or (self.is_out and kind != "back")
             if kind == "away":
                 self.away_for = event.reason
                 self.recent.clear()
@@ -99,9 +102,11 @@ class RunView:
         self._paces: dict[str, Pace] = {}  # of evaluations
 
     def take(self, event: Event) -> None:
-        kind = event.type
+        kind, is_known = event.type, False
         if event.host is not None:
-            self._host(event.host).take(event)
+            host = self._host(event.host)
+            is_known = kind == "away" and host.is_out and host.away_for == event.reason
+            host.take(event)
         elif kind == "phase":
             self.phase, self.end = event.phase, None  # an end that was read before is an earlier attempt's
             if event.hosts:  # a launcher has just started
@@ -126,7 +131,8 @@ class RunView:
             self.progress = ""
         elif kind == "end":
             self.end = event
-        if (line := event.line) and not (TYPES[kind].every_host_tells and event.step <= self._told.get(kind, -1)):
+        is_known |= kind in TYPES and TYPES[kind].every_host_tells and event.step <= self._told.get(kind, -1)
+        if (line := event.line) and not is_known:
             self._told[kind] = event.step
             self.lines.append(line)
 

@@ -110,4 +110,4 @@ def _told(host: HostView, *, back: bool) -> str:
         return f"is left out{since}" if host.state == "away" else ""
     if host.state == "away":
         return "" if host.away_for == ASKED else f"stays away by itself: {host.away_for}"
-    return f"takes part again since step {host.step}" if host.state == "training" else ""
+    return "takes part again" if host.state == "training" else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -133,7 +133,11 @@ class Draft:
 
     def save(self) -> list[str]:
         """Write all of it, config.ini last, or nothing; returns what was written, in words. Raises ConfigError."""
-        config, group, sections = self.config_path, self.group, self.sections()
+        config, group = self.config_path, self.group
+        if group and group.text and group.path.exists():  # `hosts pair` has written one meanwhile
+            free = next(path for path in map(group.path.with_stem, numbered(group.path.stem)) if not path.exists())
+            self.group = group = replace(group, path=free)
+        sections = self.sections()
         new: dict[Path, Callable[[Path], None]] = {  # beside config.ini
             path: partial(write_manifest, samples=self.data.samples[kind]) for kind, path in self.data.split.items()
         }

@@ -96,8 +96,10 @@ def wizard(
                 again = " Your answers are suggested the next time." if questions.interactive else ""
                 console.print(f"Stopped: nothing was written{_but_clips(questions)}.{again}", markup=False)
             return ExitStatus.INTERRUPTED
-        store.keep(ANSWERS, kept, {name: {} for name in kept})
+        if questions.interactive:
+            store.keep(ANSWERS, kept, dict.fromkeys(kept, questions.taken))  # until all is written
         _save(draft, console)
+        store.keep(ANSWERS, kept, {name: {} for name in kept})
     if save_answers:
         write_answers(save_answers, questions.taken)
         console.print(f"written: {save_answers}", soft_wrap=True)
@@ -208,7 +210,7 @@ def _ask(
         if any(questions.taken[key] != questions.earlier.get(key) for key in ("model", "method")):
             questions.earlier.pop("learning_rate", None)  # it was meant for another model
         draft.settings = ask_settings(questions, draft, console)
-    if group := ask_hosts(questions, draft, scratch, console, hosts_file):
+    if group := ask_hosts(questions, draft, scratch, console, hosts_file, several=start == MACHINES):
         ask_strategy(questions, draft, group, scratch, console)
     _ask_name(questions, draft)
     _show(draft, console)

@@ -60,11 +60,17 @@ STRATEGIES = {
 
 
 def ask_hosts(
-    questions: Questions, draft: Draft, scratch: Path, console: Console, path: Path | None = None
+    questions: Questions,
+    draft: Draft,
+    scratch: Path,
+    console: Console,
+    path: Path | None = None,
+    *,
+    several: bool = False,
 ) -> Group | None:
     """Return machines that passed the preflight; None: this machine alone. Writes only into `scratch`.
 
-    path: the hosts file, which need not be there; usually the one in this folder.
+    path: the hosts file, which need not be there; usually the one in this folder. several: suggest several machines.
     """
     path = path or Path.cwd() / HOSTS_FILE
     group: Group | None = None
@@ -75,7 +81,7 @@ def ask_hosts(
     else:
         title = "on several machines, over SSH (asks for their addresses)"
         options.append(Option(value=NEW, short="on several machines", title=title))
-    default = HOSTS if path.exists() else ALONE
+    default = HOSTS if path.exists() else NEW if several else ALONE
     where = questions.select("where", "Where do you want to train?", options, default)
     while where != ALONE:
         try:

@@ -76,7 +76,7 @@ def test_a_host_that_its_user_needs_leaves_and_returns_with_the_same_worker(runn
     time.sleep(8)
     assert used() - before < 0.01 * (time.monotonic() - began)
     back = runner.lab.exec("h1", [*asks, "--back"], cwd=str(PROJECT), timeout=60)
-    assert f"{address} takes part again since step" in back.stdout, back.stdout + back.stderr
+    assert f"{address} takes part again" in back.stdout, back.stdout + back.stderr
     run.end()
     assert [len(event["hosts"]) for event in run.of("generation")] == [3, 2, 3]
     assert len(run.of("hello")) == 3 and not run.of("lost")

@@ -70,7 +70,7 @@ def test_the_wizard_leads_from_a_bare_host_to_a_step_with_one_password_typed():
             "Which recordings": enter,
             "Language": f"en{enter}",
             "Ready?": down,
-            "Where do you want to train": down,
+            "Where do you want to train": enter,
             "Pair with": enter,
             "Your user name on": enter,
             fingerprint: "",

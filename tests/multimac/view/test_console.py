@@ -416,3 +416,12 @@ def test_durations(seconds, text):
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1500, "2 kB"), (2_340_000, "2.3 MB"), (5e12, "5000.0 GB")])
 def test_sizes(count, text):
     assert size(count) == text
+
+
+def test_one_that_is_left_out_is_told_once_until_it_is_back_or_the_reason_is_another():
+    view = RunView()
+    told = [("away", "as asked"), ("away", "as asked"), ("away", "on battery"), ("back", ""), ("away", "on battery")]
+    for kind, reason in told:
+        take(view, {"type": kind, "host": "h2", "reason": reason})
+        take(view, {"type": "phase", "host": "h2", "phase": "load"})
+    assert view.lines == [f"h2 is left out: {reason}" for reason in ("as asked", "on battery", "on battery")]

@@ -129,6 +129,15 @@ def test_a_file_that_appears_while_somebody_answers_is_not_replaced(draft, tmp_p
     assert (tmp_path / "config.ini").read_text() == ""
 
 
+def test_a_hosts_file_that_pairing_wrote_meanwhile_stays_and_the_new_one_gets_another_name(draft, tmp_path):
+    hosts = tmp_path / "distributed_hosts.json"
+    draft.group = Group(hosts=Hosts(master=Host(address="a"), workers=()), path=hosts, text="{}")
+    hosts.write_text("pairing's")
+    written = draft.save()
+    assert hosts.read_text() == "pairing's" and (tmp_path / "distributed_hosts-2.json").read_text() == "{}"
+    assert "distributed_hosts-2.json" in (tmp_path / "config.ini").read_text() and "-2.json" in " ".join(written)
+
+
 def test_what_cannot_all_be_written_is_not_written_at_all(draft, tmp_path):
     draft.group = Group(
         hosts=Hosts(master=Host(address="a"), workers=()), path=tmp_path / "gone" / "hosts.json", text="{}"
