@@ -43,7 +43,7 @@ class LiveRun:
         self._lines: deque[tuple[str, str]] = deque(maxlen=LINES)
         self._found: dict[str, Any] = {}
         self._due = 0.0
-        self._measured = -1
+        self._measured, self._saved = -1, 0
 
     def look(self) -> None:
         """Read what is new, and make the parts anew that may have changed."""
@@ -80,6 +80,7 @@ class LiveRun:
         self._view.take(event)
         self._lines += [(moment(event.time), line) for line in self._view.lines]
         self._view.lines.clear()
+        self._saved = event.step if event.type == "checkpoint" else self._saved
         if event.type == "step":
             event.written.clear()  # half of the memory, and of no use to a report
         if event.type not in UNUSED:
@@ -113,6 +114,7 @@ class LiveRun:
             "steps": steps,
             "epoch": max((host.epoch for host in hosts), default=0),
             "left": max(lefts) if lefts else None,
+            "saved": self._saved,
             "speed": speed,
             "times_real": speed * seconds_a_clip,
             "cards": [_card(host, time.time(), asked=host.name in away) for host in hosts],
