@@ -12,10 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from distributed.hosts import wheelhouse
-from distributed.hosts.agent.facts import facts
-from distributed.hosts.environment import own_pins, write_lists
-from distributed.run_dir.log import scan
 from lab import Lab
 
 PROJECT = Path(__file__).parents[2]
@@ -47,53 +43,6 @@ printf 'PasswordAuthentication yes\nAuthorizedKeysFile .ssh/authorized_keys\n' >
 /usr/sbin/avahi-daemon -f /tmp/bare/avahi.conf --no-drop-root --no-chroot --no-rlimits -D >/dev/null 2>&1
 ssh-keygen -lf /tmp/bare/host_key.pub
 """
-
-
-def test_the_wizard_leads_from_a_bare_host_to_a_step_with_one_password_typed():
-    """From a host without key, environment or internet; Enter takes what is suggested, and no file is edited."""
-    wheelhouse.fill("lab", wheelhouse.target_of(facts([], str(PROJECT))), *write_lists(own_pins()))
-    with Lab(hosts=2, rate="100mbit") as lab:
-        bare = lab.exec("h2", ["bash", "-c", BARE], timeout=60)
-        assert bare.returncode == 0, bare.stderr
-        fingerprint = bare.stdout.split()[1]
-        lab.exec("h1", ["sh", "-c", "rm -f ~/.ssh/known_hosts ~/.ssh/id_*"])
-        here = lab["h1"].path("here")
-        for part in ("data", "model"):
-            shutil.copytree(PROJECT / "bundled" / part, here / part)
-        words = lab["h1"].command(
-            [sys.executable, str(PROJECT / "wizard.py")],
-            env={"TERM": "xterm", "COLUMNS": "100", "LINES": "40"},
-            cwd="/root/here",
-        )
-        enter, down = "\r", "\x1b[B\r"
-        answers = {
-            "Which recordings": enter,
-            "Language": f"en{enter}",
-            "Ready?": down,
-            "Where do you want to train": enter,
-            "Pair with": enter,
-            "Your user name on": enter,
-            fingerprint: "",
-            "Are the two alike?": "y",
-            "Enter passphrase": enter,
-            "same passphrase again": enter,
-            "'s password:": "secret" + enter,
-            "Addresses of the other machines": enter,
-            "Set up": enter,
-            "Measure their speed": enter,
-            "Train on these": enter,
-            "agree on their weights": enter,
-            "Name for this profile": enter,
-            "Ready? ": enter,
-            "w: live page": "\x03",
-            "Next:": "",
-        }
-        in_terminal(words, answers, 600)
-        [run] = here.glob("runs/*")
-        assert {step.host for step in scan(run / "events.jsonl").attempts[0].steps} == {
-            lab["h1"].address,
-            lab["h2"].address,
-        }
 
 
 def test_two_machines_under_one_name_and_one_whose_address_changes():
