@@ -75,7 +75,10 @@ def route_to(peer: str, *, interface: str | None = None) -> Route:
 def kinds_of_links() -> dict[str, str]:
     """Return Wi-Fi, Ethernet, Thunderbolt or the system's own name for it, of each interface that has a device."""
     if platform.system() == "Darwin":
-        said = subprocess.run(HARDWARE_PORTS, stdin=subprocess.DEVNULL, capture_output=True, timeout=10).stdout
+        try:
+            said = subprocess.run(HARDWARE_PORTS, stdin=subprocess.DEVNULL, capture_output=True, timeout=10).stdout
+        except (OSError, subprocess.TimeoutExpired):  # the link is only told
+            return {}
         named = re.findall(r"Hardware Port: (.+)\nDevice: (\S+)", said.decode("utf-8", "replace"))
         return {device: next((kind for kind in LINKS if kind in port), port) for port, device in named}
     found = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -49,13 +50,15 @@ def watch(
     way_in = run_dir / WAY_IN  # others may see what a browser is started with
     try:
         if browser and can_open():
-            write_atomically(way_in, f'<meta http-equiv="refresh" content="0;url={page.address}">\n')
-            threading.Thread(target=webbrowser.open, args=[way_in.as_uri()], daemon=True).start()
+            with contextlib.suppress(OSError):  # a run's folder that is only read: the address is printed
+                write_atomically(way_in, f'<meta http-equiv="refresh" content="0;url={page.address}">\n')
+                threading.Thread(target=webbrowser.open, args=[way_in.as_uri()], daemon=True).start()
         page.run()
     except KeyboardInterrupt:
         pass
     finally:
-        way_in.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            way_in.unlink(missing_ok=True)
     return ExitStatus.OK
 
 

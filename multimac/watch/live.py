@@ -47,6 +47,8 @@ class LiveRun:
 
     def look(self) -> None:
         """Read what is new, and make the parts anew that may have changed."""
+        if (self.run_dir / "run.json").exists() and not (self.run_dir / "events.jsonl").exists():
+            return self.tell("The run is about to begin.")
         going_on = is_running(self.run_dir)  # before the events are read: what it says last is among them then
         if not self._read_events() and self.has_ended and not going_on:
             return

@@ -141,3 +141,5 @@ def test_a_mac_names_its_links(monkeypatch, tmp_path):
     monkeypatch.setattr(interfaces.platform, "system", lambda: "Darwin")
     expected = {"en4": "Ethernet", "bridge0": "Thunderbolt", "en0": "Wi-Fi", "en8": "iPhone USB"}
     assert interfaces.kinds_of_links() == expected
+    monkeypatch.setattr(interfaces, "HARDWARE_PORTS", [str(tmp_path / "gone")])
+    assert interfaces.kinds_of_links() == {}
