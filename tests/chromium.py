@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PROGRAM = next(filter(None, map(shutil.which, NAMES)), None)
 OPTIONS = (
@@ -71,6 +73,10 @@ class Chromium:
             self._process.wait()
         self._from.close()
         self._to.close()
+
+    @property
+    def process(self) -> psutil.Process:
+        return psutil.Process(self._process.pid)
 
     def call(self, method: str, **parameters: Any) -> dict:
         self._number += 1

@@ -24,7 +24,7 @@ from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
 from distributed.run_dir.away import forget_away, read_away
 from distributed.run_dir.folder import only_one
 from distributed.run_dir.log import EventLog
-from distributed.run_dir.summary import NOT_EVALUATED
+from distributed.run_dir.summary import NOT_EVALUATED, read_run
 from distributed.ssh.machine import on_each
 from whisper_tuner.errors import ExitStatus, TunerError
 from whisper_tuner.text import harmless
@@ -98,8 +98,11 @@ class Launcher:
             return ExitStatus.ERROR, message + self._again()
 
     def _again(self) -> str:
-        kept = any((self.run_dir / CHECKPOINTS).glob("*/*.json"))
-        return f"\n  Go on with: {self.launch.resume_command(self.run_dir)}" if kept else ""
+        if not any((self.run_dir / CHECKPOINTS).glob("*/*.json")):
+            return ""
+        step = read_run(self.run_dir).checkpoint_step
+        since = "" if step is None else f" from step {step}"
+        return f"\n  Go on{since} with: {self.launch.resume_command(self.run_dir)}"
 
     def _train(self) -> None:
         ranks = self.launch.ranks

@@ -111,7 +111,9 @@ def screen(
 def _head(view: RunView, name: str, width: int) -> Text:
     epoch = max((host.epoch for host in view.hosts.values()), default=0)
     left = max((left for host in view.hosts.values() if (left := host.remaining) is not None), default=None)
-    parts = [_phase(view), f"{duration(left)} left" if left else "", f"epoch {epoch}" if epoch else ""]
+    phase = _phase(view)
+    is_training = epoch and phase == "training"
+    parts = [phase, f"{duration(left)} left" if left else "", f"epoch {epoch}" if is_training else ""]
     head = Text(harmless(name), "bold", overflow="ellipsis", no_wrap=True)
     for part in filter(None, parts):
         if head.cell_len + len(GAP) + len(part) <= width:

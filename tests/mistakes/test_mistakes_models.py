@@ -123,7 +123,7 @@ MISTAKES = {
         ("lora_targets", "{desk}/model has no layer 'qproj', did you mean 'q_proj'?"),
         ("It has: ", "fc1", "v_proj"),
     ),
-    "no language for a multilingual model": (multilingual(), TRAIN, 3, "needs a language", ("language", "fr")),
+    "no language for a multilingual model": (multilingual(), TRAIN, 3, "is told it", ("language", "fr")),
     "an unknown language": (multilingual("language = klingon"), TRAIN, 3, "language 'klingon'", "fr-CA or French"),
     "a GPU that is not there": (setting(f"device = {NO_GPU}"), TRAIN, 3, f"device = {NO_GPU}", "auto or cpu"),
     "a model in the home of nobody": (

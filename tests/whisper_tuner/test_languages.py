@@ -14,7 +14,7 @@ def test_languages_are_codes_or_english_names():
     with pytest.raises(ConfigError, match="unknown language 'klingon'"):
         language_code("klingon")
     for missing in (None, "", " "):
-        with pytest.raises(ConfigError, match="needs a language"):
+        with pytest.raises(ConfigError, match="is told it"):
             language_code(missing)
 
 

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 from chromium import PROGRAM, Chromium
 
@@ -171,7 +172,7 @@ def test_stop_reaches_the_launcher(made, running, address):
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium")
-def test_in_a_browser_it_moves_fits_and_says_when_nobody_serves_it(made, running, tmp_path):
+def test_in_a_browser_it_moves_fits_outlives_sleep_and_says_when_nobody_serves_it(made, running, tmp_path):
     command = [sys.executable, str(PROJECT / "cli_typer.py"), "watch", str(made.path), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch, Chromium(tmp_path / "b") as browser:
         address = re.search(r"http://\S+", watch.stdout.readline())[0]
@@ -189,5 +190,15 @@ def test_in_a_browser_it_moves_fits_and_says_when_nobody_serves_it(made, running
         browser.wait("document.querySelector('.cards .note')?.textContent == 'Leaves at the end of its round.'")
         browser.wait("document.querySelector('button[data-host=\"a.local\"]').textContent == 'Take it back'")
         assert json.loads((made.path / "away.json").read_text()) == {"hosts": ["a.local"]}
+        asleep = [psutil.Process(watch.pid), browser.process, *browser.process.children(recursive=True)]
+        for process in asleep:
+            process.suspend()
+        made.steps(range(13, 15), HOSTS)
+        write(made)
+        time.sleep(3)
+        for process in asleep:
+            process.resume()
+        browser.wait("document.querySelector('[data-part=now]').textContent.includes('step 14 of 40')")
+        assert browser.value("document.getElementById('cut-off').hidden")
         watch.kill()
         browser.wait("!document.getElementById('cut-off').hidden")
