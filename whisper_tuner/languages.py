@@ -60,7 +60,8 @@ def language_code(language: str | None) -> str:
         code = next((CODES[name] for name in spelled if name in CODES), "")
     if code not in LANGUAGES:
         near = nearest(plain, (name for name in CODES if len(name) > 3))
-        what = f"unknown language '{language}'{near}" if plain else "the language of the speech is not given, and a multilingual Whisper is told it"
+        missing = "the language of the speech is not given, and a multilingual Whisper is told it"
+        what = f"unknown language '{language}'{near}" if plain else missing
         raise ConfigError(what, remedy="Write a language's code, locale or English name, such as fr, fr-CA or French.")
     return code
 
