@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from distributed.hosts import environment, wheelhouse
+from distributed.hosts.agent.facts import facts
+from distributed.run_dir.log import scan
 from lab import Lab
 
 PROJECT = Path(__file__).parents[2]
@@ -104,19 +107,75 @@ def test_found_by_avahi_and_paired_with_by_one_password():
         assert seen["state"] == "paired" and seen["told_by"] == "the hosts file"
 
 
-def in_terminal(command: list[str], answers: dict[str, str], seconds: float = 120) -> int:
-    """Give each answer once its words have come, in this order; return the exit status."""
+@pytest.mark.timeout(900)
+def test_the_wizard_leads_from_a_bare_host_to_the_first_step_with_one_password():
+    """The host has no key, environment or internet. Enter takes each suggestion, and no file is edited."""
+    target = wheelhouse.target_of(facts([], str(PROJECT)))
+    wheelhouse.fill("lab", target, *environment.write_lists(environment.own_pins()))
+    with Lab(hosts=2, rate="100mbit") as lab:
+        bare = lab.exec("h2", ["bash", "-c", BARE], timeout=60)
+        assert bare.returncode == 0, bare.stderr
+        fingerprint = bare.stdout.split()[1]
+        lab.exec("h1", ["sh", "-c", "rm -f ~/.ssh/known_hosts ~/.ssh/id_*"])
+        folder = f"wizard-{os.getpid()}"  # the wizard remembers the answers of a folder
+        here = lab["h1"].path(folder)
+        for part in ("data", "model"):
+            shutil.copytree(PROJECT / "bundled" / part, here / part)
+        command = lab["h1"].command(
+            [sys.executable, str(PROJECT / "wizard.py")],
+            env={"TERM": "xterm", "COLUMNS": "100", "LINES": "40"},
+            cwd=f"/root/{folder}",
+        )
+        enter, next_choice = "\r", "\x1b[B\r"
+        answers = {
+            "Which recordings": enter,
+            "Language": f"en{enter}",
+            "Ready?": next_choice,
+            "Where do you want to train": enter,
+            "Pair with": enter,
+            "Your user name on": enter,
+            fingerprint: "",
+            "Are the two alike?": "y",
+            "Enter passphrase": enter,
+            "same passphrase again": enter,
+            "'s password:": "secret" + enter,
+            "Addresses of the other machines": enter,
+            "Set up": enter,
+            "Measure their speed": enter,
+            "Train on these": enter,
+            "agree on their weights": enter,
+            "Name for this profile": enter,
+            "Everything else has its default": "",
+            "? Ready?": enter,
+            "clips/s": "\x03",
+        }
+        in_terminal(command, answers, 700, whenever={"Steps between two agreements": enter})
+        [run] = here.glob("runs/*")
+        steps = scan(run / "events.jsonl").attempts[0].steps
+        assert {step.host for step in steps} == {lab["h1"].address, lab["h2"].address}
+
+
+def in_terminal(
+    command: list[str], answers: dict[str, str], seconds: float = 120, whenever: dict[str, str] | None = None
+) -> int:
+    """Give each answer once its words have come, in this order; return the exit status.
+
+    whenever: answers to what may be asked in between.
+    """
     pid, fd = pty.fork()
     if pid == 0:
         os.execvp(command[0], command)
     seen, deadline = "", time.monotonic() + seconds
     for words, keys in answers.items():
         while words not in seen:
-            assert time.monotonic() < deadline and select.select([fd], [], [], seconds)[0], f"no {words!r}: {seen}"
+            left = max(0.0, deadline - time.monotonic())
+            assert select.select([fd], [], [], left)[0], f"no {words!r} within {seconds} s: {seen}"
             seen += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(fd, 65536).decode(errors="replace"))
+            for others in [asked for asked in whenever or {} if asked in seen.partition(words)[0]]:
+                seen = seen.partition(others)[2]
+                answer(fd, whenever.pop(others))
         seen = seen.partition(words)[2]
-        time.sleep(0.3)  # the prompt draws first, then reads keys
-        os.write(fd, keys.encode())
+        answer(fd, keys)
     while True:
         try:
             os.read(fd, 65536)
@@ -124,3 +183,8 @@ def in_terminal(command: list[str], answers: dict[str, str], seconds: float = 12
             break
     os.close(fd)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def answer(fd: int, keys: str) -> None:
+    time.sleep(0.3)  # the prompt draws first, then reads keys
+    os.write(fd, keys.encode())
