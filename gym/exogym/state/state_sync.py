@@ -349,6 +349,30 @@ def _hand_over(comm: Comm, state: NodeState, source: int, receivers: list[int]) 
     return False
 
 
+def share_moments(comm: Comm, state: NodeState) -> None:
+    """Hand on what ranks have divided among them of an optimizer's state, once all have come to one state.
+
+    What no rank has is given up. Nobody lets go of anything before all have voted: see ShardedOptimizer.keep_own.
+    """
+    sharded, received = state.strategy.sharded, {}
+    if sharded is None:
+        return
+    mine = torch.tensor([block in sharded.held for block in range(len(sharded))], dtype=torch.uint8)
+    holders = torch.stack(comm.all_gather(mine))  # [ranks, blocks]
+    for block in range(len(sharded)):
+        owner, having = sharded.owner(block), holders[:, block].nonzero().flatten().tolist()
+        if not having or owner in having:
+            continue
+        if comm.rank == having[0]:
+            send_state(comm, {"of_block": sharded.block_state(block)}, owner)
+        elif comm.rank == owner:
+            received[block] = receive_state(comm, having[0])["of_block"]
+    with state.changing():
+        for block, kept in received.items():
+            sharded.load_block(block, kept)
+        sharded.lost = (1 - holders.amax(0).float()).mean().item() if state.strategy.steps else 0.0
+
+
 def remove_drift(comm: Comm, state: NodeState) -> float | None:
     """Take on the same weights on all ranks, right after an agreement.
 
