@@ -128,7 +128,7 @@ class SavedStates:
         return 2 * self.state.strategy.agreements + inside
 
     def save(self, *, at_once: bool = False) -> None:
-        """Save all of the state, in the background unless at_once, or unless weights are held in few bits.
+        """Save all of the state, in the background unless at_once, or weights have few bits, or moments are divided.
 
         Then memory is short, and a copy for the background may be the largest of all that there is.
         """
@@ -137,7 +137,10 @@ class SavedStates:
         self.note_written(at_once=True)
         whole = {"settings": self.settings, **self.state.whole()}
         number = self._number(inside=self.state.is_ahead or self.state.strategy.cut_short)
-        waits = at_once or any(p.dtype != torch.float32 for p in self.state.strategy.parameters.parameters)
+        strategy = self.state.strategy
+        waits = (
+            at_once or bool(strategy.sharded) or any(p.dtype != torch.float32 for p in strategy.parameters.parameters)
+        )
         writing = self.checkpoints.save_in_background(number, whole, copy=not waits)
         self._writing = (self.state.strategy.agreements, time.perf_counter(), writing)
         self.note_written(at_once=waits)

@@ -1,0 +1,85 @@
+"""Two hosts train together, with the optimizer's moments divided, what neither has the memory for alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from small_whisper import write_whisper
+from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+from distributed.run_dir.summary import read_run
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(1200)]
+PROJECT = Path(__file__).parents[2]
+LIMIT = 2_700_000_000
+TEXT = """
+[profile:wide]
+base_model = {model}
+train = {project}/bundled/data/train.csv
+validation =
+test =
+max_steps = 4
+batch_size = 4
+learning_rate = 1e-4
+num_threads = 1
+device = cpu
+seed = 3
+checkpoint_interval = 2
+[distributed:d]
+base_profile = wide
+strategy = allreduce
+shard_optimizer = true
+shares = fixed
+"""
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory) -> Path:
+    """A model that is mostly embeddings: 62 million weights, which take little time."""
+    folder = tmp_path_factory.mktemp("wide")
+    write_whisper(folder, multilingual=True, seconds=30)
+    config = WhisperConfig.from_pretrained(folder)
+    config.d_model, config.vocab_size, config.init_std = 512, 120_000, 0.02
+    model = WhisperForConditionalGeneration(config)
+    model.generation_config = model.generation_config.from_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder
+
+
+def losses(runner) -> list[float]:
+    """The mean loss of each step, over the tokens of all ranks."""
+    steps: dict[int, list[dict]] = {}
+    for event in runner.events("step"):
+        steps.setdefault(event["step"], []).append(event)
+    return [sum(e["loss"] * e["tokens"] for e in each) / sum(e["tokens"] for e in each) for each in steps.values()]
+
+
+def finetuned(runner):
+    command = [sys.executable, "cli_typer.py", "finetune", "wide", "--config", str(runner.folder / "config.ini")]
+    return runner.lab.exec("h1", command, cwd=str(PROJECT), timeout=600)
+
+
+def test_two_hosts_train_what_neither_can_alone(lab, runner_in, wide, tmp_path):
+    text = TEXT.format(model=wide, project=PROJECT)
+    runners = [runner_in(tmp_path / name) for name in ("alone", "limited", "together")]
+    for runner in runners:
+        runner.folder.mkdir()
+        runner.config(text)
+    alone, limited, together = runners
+    done = finetuned(alone)
+    assert done.returncode == 0, done.stdout + done.stderr
+    try:
+        for host in ("h1", "h2"):
+            lab.set_memory(host, LIMIT)
+        refused = finetuned(limited)
+        assert refused.returncode and "memory" in refused.stdout + refused.stderr
+        together.run("d", "h2", text=text)
+    finally:
+        for host in ("h1", "h2"):
+            lab.set_memory(host, None)
+    assert losses(together) == pytest.approx(losses(alone), rel=1e-4) and len(losses(alone)) == 4
+    assert read_run(together.run_dir).state == "finished"
+    for event in together.events("memory"):
+        print(event)
