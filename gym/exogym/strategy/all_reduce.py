@@ -133,10 +133,8 @@ class AllReduceStrategy(EveryStepStrategy):
         if norm is not None and math.isfinite(norm):
             if self.sharded and exchanged:
                 self.sharded.step(exchanged.gradients, exchanged.present.tolist())
-            elif self.sharded:
-                self.sharded.step()
             else:
-                self.optimizer.step()
+                (self.sharded or self.optimizer).step()
             if not exchanged:
                 self._agreed_buffers = params.read_buffers()
         else:

@@ -26,7 +26,8 @@ BLOCKS, MOST = 64, 1 << 22  # into which parameters are divided at least, if the
 class Piece:
     """The part of a parameter that lies in a block.
 
-    weights: a view of it [n]. of_parameter, of_flat: where it is. group: the number of its group in the optimizer.
+    number: of the parameter. weights: a view of it [n]. of_parameter, of_flat: where it is. group: the number of its
+    group in the optimizer.
     """
 
     parameter: nn.Parameter
@@ -68,6 +69,7 @@ class ShardedOptimizer:
                 self._blocks[block].append(Piece(p, number, flat[inside], inside, slice(at, end), groups[p]))
                 at = end
             first = last
+        self._let_go()
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -109,13 +111,11 @@ class ShardedOptimizer:
                 for piece in pieces:
                     piece.weights.copy_(flat[piece.of_flat])
         self.keep_own()
-        self.held = set(own)
+        self.held.update(own)
 
     def _step(self, block: int, flat: Tensor | None, has_gradient: list[float] | None, *, ahead: bool) -> list[Tensor]:
         """Make the optimizer's step in a block, on copies if it is `ahead`; return the weights of its pieces."""
         state, stepped = self.optimizer.state, []
-        for group in self.optimizer.param_groups:
-            group["params"] = []
         for piece in self._blocks[block]:
             weights = piece.weights
             if ahead:
@@ -133,7 +133,12 @@ class ShardedOptimizer:
             weights.grad = None
             if ahead:
                 del state[weights]
+        self._let_go()
         return stepped
+
+    def _let_go(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["params"] = []
 
     # What is kept of a block.
 
