@@ -53,7 +53,7 @@ ALONE = -17  # nothing is kept to be sent, and checkpoints are far apart: 8 of t
 # Gradients in bf16 are 2, and there are flats of 8 or, alone, 4 while a checkpoint is written; by `memory_choices.py`.
 LOW_MEMORY, LOW_MEMORY_ALONE = -31, -38
 # With shard_optimizer checkpoints are written without a copy, before the next gradient; ADAM is divided by the ranks.
-SHARDED, ADAM = -36, 8
+SHARDED, ADAM = -34, 8
 PLAIN = DiLoCoConfig()  # it sends a float of each parameter, as AllReduce does in each step
 
 
