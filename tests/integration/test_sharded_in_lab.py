@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from small_whisper import write_whisper
 from transformers import WhisperConfig, WhisperForConditionalGeneration
+from waiting import wait_until
 
 from distributed.run_dir.summary import read_run
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(1200)]
 PROJECT = Path(__file__).parents[2]
-LIMIT = 2_600_000_000  # bytes; alone a worker asks for 2.95 GB, and of two each for 2.1
+LIMIT = 2_400_000_000  # bytes of a host; alone a worker comes to 2.3 GB, beside the launcher and the command
 TEXT = """
 [profile:wide]
 base_model = {model}
@@ -57,9 +58,9 @@ def losses(runner) -> list[float]:
     return [sum(e["loss"] * e["tokens"] for e in each) / sum(e["tokens"] for e in each) for each in steps.values()]
 
 
-def finetuned(runner):
+def finetune(runner):
     command = [sys.executable, "cli_typer.py", "finetune", "wide", "--config", str(runner.folder / "config.ini")]
-    return runner.lab.exec("h1", command, cwd=str(PROJECT), timeout=600)
+    return runner.lab.popen("h1", command, cwd=str(PROJECT))
 
 
 def test_two_hosts_train_what_neither_can_alone(lab, runner_in, wide, tmp_path):
@@ -69,19 +70,22 @@ def test_two_hosts_train_what_neither_can_alone(lab, runner_in, wide, tmp_path):
         runner.folder.mkdir()
         runner.config(text)
     alone, limited, together = runners
-    done = finetuned(alone)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = finetune(alone)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, out + err
     try:
         for host in ("h1", "h2"):
             lab.set_memory(host, LIMIT)
         assert lab.exec("h2", [sys.executable, "-c", f"bytearray({LIMIT})"]).returncode  # the limit is one
-        refused = finetuned(limited)
-        assert refused.returncode and "memory" in refused.stdout + refused.stderr
+        process = finetune(limited)
+        wait_until(lambda: limited.events("lost") or process.poll() is not None, 300)
+        assert process.poll() or "memory" in limited.events("lost")[0]["reason"]
+        for pattern in ("cli_typer.py", "distributed."):
+            lab.kill("h1", pattern)
         together.run("d", "h2", text=text)
     finally:
         for host in ("h1", "h2"):
             lab.set_memory(host, None)
     assert losses(together) == pytest.approx(losses(alone), rel=1e-4) and len(losses(alone)) == 4
     assert read_run(together.run_dir).state == "finished"
-    for event in together.events("memory"):
-        print(event)
+    print("most bytes:", {e["host"]: e["memory"] for e in together.events("step")})
