@@ -60,7 +60,8 @@ class ShardedOptimizer:
         first = 0
         for number, (name, p) in enumerate(zip(parameters.names, parameters.parameters, strict=False)):
             if not p.is_contiguous():
-                raise SettingError(f"shard_optimizer: {name} must be contiguous in memory")
+                what = f"shard_optimizer = true needs parameters that are contiguous in memory, and {name} is not"
+                raise SettingError(f"{what}: make it so, or set shard_optimizer = false")
             flat, last, at = p.detach().view(-1), first + p.numel(), first
             while at < last:
                 block = at // self._size
