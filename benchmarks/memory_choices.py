@@ -4,8 +4,8 @@
 
 Models of the published sizes with random weights; a clip of 30 s in each step, layers computed again in the backward
 pass, on a CPU. LoRA by how frozen weights are held; full fine-tuning by its optimizer, alone and on two ranks with
-DiLoCo. Beside each measured row stands what the preflight would say; models and ways that are left out are estimates
-only.
+DiLoCo, and with AllReduce without and with `shard_optimizer`. Beside each measured row stands what the preflight would
+say; models and ways that are left out are estimates only.
 """
 
 from __future__ import annotations
@@ -44,12 +44,15 @@ NEAR = 0.15  # of what was measured: an estimate that is further off is a miss
 SIZES = ("tiny", "base", "small", "medium", "large-v3-turbo", "large-v3")
 LORA, FULL = {"method": "lora"}, {"method": "full"}
 LOW_MEMORY = FULL | {"optimizer": "low_memory"}
-WAYS: dict[str, tuple[dict[str, str], int]] = {  # the profile's keys, ranks
-    **{f"LoRA, {kind}": (LORA | {"frozen_precision": kind}, 1) for kind in FROZEN},
-    "full": (FULL, 1),
-    "low_memory": (LOW_MEMORY, 1),
-    "full, DiLoCo": (FULL, 2),
-    "low_memory, DiLoCo": (LOW_MEMORY, 2),
+DILOCO, ALLREDUCE = {"strategy": "diloco", "communication_interval": "1"}, {"strategy": "allreduce"}
+WAYS: dict[str, tuple[dict[str, str], dict[str, str]]] = {  # the profile's keys, those of two ranks if they are two
+    **{f"LoRA, {kind}": (LORA | {"frozen_precision": kind}, {}) for kind in FROZEN},
+    "full": (FULL, {}),
+    "low_memory": (LOW_MEMORY, {}),
+    "full, DiLoCo": (FULL, DILOCO),
+    "low_memory, DiLoCo": (LOW_MEMORY, DILOCO),
+    "full, AllReduce": (FULL, ALLREDUCE),
+    "full, AllReduce sharded": (FULL, ALLREDUCE | {"shard_optimizer": "true"}),
 }
 MOST_GB = {  # what a row may take
     "medium": {"LoRA, bf16": 5.0, "LoRA, int8": 4.0},
@@ -71,7 +74,7 @@ class Case:
 
     @property
     def ranks(self) -> int:
-        return WAYS[self.way][1]
+        return 2 if WAYS[self.way][1] else 1
 
     @property
     def settings(self) -> dict[str, object]:
@@ -83,7 +86,9 @@ class Case:
     @property
     def estimate(self) -> int:
         profile = Profile(base_model="x", train=Path("x"), **self.settings)
-        config = strategy_config("allreduce" if self.ranks == 1 else "diloco", {"inner_optim": profile.optimizer})
+        keys = {"strategy": "allreduce"} | WAYS[self.way][1] | {"inner_optim": profile.optimizer}
+        keys.pop("communication_interval", None)
+        config = strategy_config(keys.pop("strategy"), keys)
         shape = PUBLISHED[f"openai/whisper-{self.size}"]
         return training_memory(shape, profile, clips=1, clip_s=CLIP_S, more_bytes=more_bytes(config, self.ranks))
 
@@ -95,6 +100,7 @@ class Case:
     def plainest(self) -> Case:
         """The row with whose seconds this one's are compared."""
         way = "LoRA, float32" if self.way.startswith("LoRA") else self.way.replace("low_memory", "full")
+        way = way.removesuffix(" sharded")
         return Case(size=self.size, way=way)
 
 
@@ -126,7 +132,7 @@ def measure(case: Case, out: Path) -> dict:
     profile = profile_of(model, out / "clips", validation="", max_steps=STEPS, **case.settings)
     sections = {"profile:run": profile}
     if case.ranks > 1:
-        sections["distributed:run"] = {"base_profile": "run", "communication_interval": 1}
+        sections["distributed:run"] = {"base_profile": "run"} | WAYS[case.way][1]
     process = start_finetune(out / "run", sections, "run", ranks=case.ranks)
     needed = Needed(process.pid, out / "run")
     with watching(needed.look, 0.05):

@@ -52,6 +52,8 @@ DRAFT = 5  # own weights beside those that ranks share
 ALONE = -17  # nothing is kept to be sent, and checkpoints are far apart: 8 of the optimizer and 12 of a copy, and gaps
 # Gradients in bf16 are 2, and there are flats of 8 or, alone, 4 while a checkpoint is written; by `memory_choices.py`.
 LOW_MEMORY, LOW_MEMORY_ALONE = -31, -38
+# With shard_optimizer checkpoints are written without a copy, before the next gradient; ADAM is divided by the ranks.
+SHARDED, ADAM = -34, 8
 PLAIN = DiLoCoConfig()  # it sends a float of each parameter, as AllReduce does in each step
 
 
@@ -205,6 +207,8 @@ def more_bytes(config: StrategyConfig, ranks: int) -> int:
     is_low = config.inner_optim == "low_memory"
     if ranks == 1 and isinstance(config, AllReduceConfig):
         return LOW_MEMORY_ALONE if is_low else ALONE
+    if isinstance(config, AllReduceConfig) and config.shard_optimizer:
+        return SHARDED + math.ceil(ADAM / ranks)
     found = LOW_MEMORY if is_low else 0
     if isinstance(config, DiLoCoConfig):
         states = 2  # numbers of each parameter: Adam's; another may keep fewer

@@ -24,7 +24,7 @@ from exogym.samplers.elastic import sampler_of
 from exogym.settings import LoopSettings
 from exogym.state.checkpoint import Checkpoints
 from exogym.state.node_state import NodeState, RunLength
-from exogym.state.state_sync import RESCUE_S, SavedStates, remove_drift, sync_state
+from exogym.state.state_sync import RESCUE_S, SavedStates, remove_drift, share_moments, sync_state
 from exogym.strategy.strategy import StepResult, Strategy
 
 
@@ -298,6 +298,7 @@ class TrainNode:
             state.lengthened()
             self.progress.planned()
         synced = sync_state(self.comm, state, self.saved)
+        share_moments(self.comm, state)
         state.begin(synced.term, is_given=synced.received)
         self.joined_midrun |= synced.received and state.strategy.agreements > 0
         if is_new and (self.settings.resume or synced.checkpoint is not None):
@@ -307,6 +308,10 @@ class TrainNode:
 
     def has_synced(self) -> None:
         self.state.begun()
+        sharded = self.strategy.sharded
+        if sharded and sharded.lost and self.comm.rank == 0:
+            what = f"the optimizer's moments of {100 * sharded.lost:.0f} % of the weights are lost with a rank that had"
+            self.progress.emit("warning", what=f"{what} them: they begin anew")
 
     def _begin(self) -> bool:
         """Do what is due before the first step. True if somebody asked to stop."""

@@ -62,6 +62,7 @@ class OtherArithmetic(torch.optim.AdamW):
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "own": lambda **settings: PlainMean(**settings),
     "allreduce": lambda **settings: AllReduceStrategy(**settings),
+    "sharded": lambda **settings: AllReduceStrategy(shard_optimizer=True, **settings),
     "diloco": lambda **settings: DiLoCoStrategy(**{"H": 3, "outer_momentum": 0} | settings),
     "nesterov": lambda **settings: DiLoCoStrategy(**{"H": 2, "outer_momentum": 0.9} | settings),
     "bf16": lambda **settings: DiLoCoStrategy(**{"H": 3, "outer_momentum": 0, "wire": "bf16"} | settings),

@@ -32,6 +32,7 @@ from simulation import (
 
 from exogym import Checkpoints, DiLoCoStrategy, FlatParameters, Strategy
 from exogym.rounds import shares
+from exogym.strategy import sharded
 
 NAMES = ("h0", "h1", "h2", "h3", "h4")
 RUNS = int(os.environ.get("FUZZ_FAULT_RUNS", 100))
@@ -44,6 +45,11 @@ EACH_ALONE = 1e-6  # bucket_mb: no two parameters share a bucket
 def speeds_are_compared_often(monkeypatch):
     monkeypatch.setattr(shares, "OFTEN", 2)
     monkeypatch.setattr(shares, "SELDOM", 4)
+
+
+@pytest.fixture(autouse=True)
+def small_models_are_divided_too(monkeypatch):
+    monkeypatch.setattr(sharded, "LINE", 1)
 
 
 def random_job(chance: random.Random) -> Job:
@@ -194,6 +200,7 @@ def test_hosts_that_leave_and_return_have_nothing_trained_twice(block, tmp_path)
 HOSTS = NAMES[:3]
 BOTH = {
     "allreduce": functools.partial(STRATEGIES["allreduce"], lr=0.05, bucket_mb=EACH_ALONE),
+    "sharded": functools.partial(STRATEGIES["sharded"], lr=0.05, bucket_mb=EACH_ALONE),
     "diloco": functools.partial(STRATEGIES["diloco"], lr=0.05),
 }
 both = pytest.mark.parametrize("strategy", BOTH.values(), ids=BOTH)

@@ -46,6 +46,7 @@ class Case:
 SPARTA = Case("sparta", "p_sparta = 0.02", "freeze")
 CASES = {
     "allreduce": Case("allreduce", fault="cut"),
+    "allreduce, moments divided": Case("allreduce", "shard_optimizer = true"),
     "diloco with momentum": Case("diloco", "outer_momentum = 0.5", "freeze"),
     "the server is lost": Case("parameter_server", host="h1"),
     "fedavg": Case("fedavg", fault="cut"),

@@ -176,6 +176,8 @@ class NodeState:
         with self.changing():
             self._version = Version(self._next_term, self._version.changes)
             self.has_synced = True
+            if self.strategy.sharded:
+                self.strategy.sharded.keep_own()
 
     def begin_exchange(self, now: Position) -> None:
         """End the round here while its exchange runs: what this rank trains from now on is of the next one."""

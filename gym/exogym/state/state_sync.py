@@ -128,7 +128,7 @@ class SavedStates:
         return 2 * self.state.strategy.agreements + inside
 
     def save(self, *, at_once: bool = False) -> None:
-        """Save all of the state, in the background unless at_once, or unless weights are held in few bits.
+        """Save all of the state, in the background unless at_once, or weights have few bits, or moments are divided.
 
         Then memory is short, and a copy for the background may be the largest of all that there is.
         """
@@ -137,7 +137,10 @@ class SavedStates:
         self.note_written(at_once=True)
         whole = {"settings": self.settings, **self.state.whole()}
         number = self._number(inside=self.state.is_ahead or self.state.strategy.cut_short)
-        waits = at_once or any(p.dtype != torch.float32 for p in self.state.strategy.parameters.parameters)
+        strategy = self.state.strategy
+        waits = (
+            at_once or bool(strategy.sharded) or any(p.dtype != torch.float32 for p in strategy.parameters.parameters)
+        )
         writing = self.checkpoints.save_in_background(number, whole, copy=not waits)
         self._writing = (self.state.strategy.agreements, time.perf_counter(), writing)
         self.note_written(at_once=waits)
@@ -347,6 +350,30 @@ def _hand_over(comm: Comm, state: NodeState, source: int, receivers: list[int]) 
         for receiver in receivers:
             send_state(comm, state.agreed_state(), receiver)
     return False
+
+
+def share_moments(comm: Comm, state: NodeState) -> None:
+    """Hand on what ranks have divided among them of an optimizer's state, once all have come to one state.
+
+    What no rank has is given up. Nobody lets go of anything before all have voted: see ShardedOptimizer.keep_own.
+    """
+    sharded, received = state.strategy.sharded, {}
+    if sharded is None:
+        return
+    mine = torch.tensor([block in sharded.held for block in range(len(sharded))], dtype=torch.uint8)
+    holders = torch.stack(comm.all_gather(mine))  # [ranks, blocks]
+    for block in range(len(sharded)):
+        owner, having = sharded.owner(block), holders[:, block].nonzero().flatten().tolist()
+        if not having or owner in having:
+            continue
+        if comm.rank == having[0]:
+            send_state(comm, {"of_block": sharded.block_state(block)}, owner)
+        elif comm.rank == owner:
+            received[block] = receive_state(comm, having[0])["of_block"]
+    with state.changing():
+        for block, kept in received.items():
+            sharded.load_block(block, kept)
+        sharded.lost = (1 - holders.amax(0).float()).mean().item() if state.strategy.steps else 0.0
 
 
 def remove_drift(comm: Comm, state: NodeState) -> float | None:

@@ -16,7 +16,8 @@ from torch import Tensor
 from exogym.flat import FlatParameters, is_finite
 from exogym.strategy.all_reduce_settings import AllReduceConfig
 from exogym.strategy.communication_module import Payload
-from exogym.strategy.optim import clip
+from exogym.strategy.optim import clip, clip_gradients
+from exogym.strategy.sharded import ShardedOptimizer
 from exogym.strategy.strategy import EveryStepStrategy, StepResult
 
 NOT_FINITE = "the gradient is not finite"
@@ -35,6 +36,7 @@ class Sums(NamedTuple):
     present: Tensor  # how many ranks have a gradient of each parameter [parameters]
     weight: float
     stop: bool
+    norm: float | None = None  # with shard_optimizer: of the mean gradient, before clipping
 
 
 class AllReduceStrategy(EveryStepStrategy):
@@ -44,6 +46,7 @@ class AllReduceStrategy(EveryStepStrategy):
     sent while the backward pass still runs; their order and the sums are the same without. What a rank has sent may
     turn out to be wrong, as when a gradient in a later bucket is not finite: then all ranks repeat the exchange.
     A gradient that is None on some ranks counts as zeros there; None on all stays None.
+    With `shard_optimizer` each makes it for its part of the weights only, and they hand each other what comes of it.
     Holds one CPU flat: the payload [who has a gradient | change of buffers | weight, stopping, repeat | gradients].
     """
 
@@ -56,6 +59,8 @@ class AllReduceStrategy(EveryStepStrategy):
         params = self.parameters.parameters
         self.check_interval = self.config.check_interval
         self._weight, self._stopping, self._skipped = 0.0, False, ""
+        if self.config.shard_optimizer:
+            self.sharded = ShardedOptimizer(self.optimizer, self.parameters, self.comm)
         self._buckets = divide([p.numel() for p in params], self.config.bucket_mb)
         self._staging: Staging | None = None
         self._background = self.comm.background()
@@ -79,7 +84,8 @@ class AllReduceStrategy(EveryStepStrategy):
         sums, repeat = self._sum(staging)
         if staging.has_changed:  # as where a checkpointed part of the model is used twice: so it will in each step
             self._stop_overlap()
-        return self._sum(self._new_staging())[0] if repeat else sums
+        sums = self._sum(self._new_staging())[0] if repeat else sums
+        return self._step_ahead(self.sharded, sums) if self.sharded else sums
 
     def _sum(self, staging: Staging) -> tuple[Sums, bool]:
         """Send the buckets that have not been sent; return the sums, and whether some rank has sent what was wrong."""
@@ -102,27 +108,47 @@ class AllReduceStrategy(EveryStepStrategy):
         total, stop, repeat = staging.tail.tolist()
         return Sums(staging.gradients, staging.buffers, staging.present, total, stop > 0), repeat > 0
 
+    def _step_ahead(self, sharded: ShardedOptimizer, sums: Sums) -> Sums:
+        """Make the step from the sums, and exchange the weights it leads to; the model and the moments stay."""
+        if not sums.weight:
+            return sums
+        self.schedule.set(self.steps)
+        sizes, has_gradient = [p.numel() for p in self.parameters.parameters], sums.present.tolist()
+        parts = sums.gradients.mul_(1 / sums.weight).split(sizes)
+        norm = clip_gradients([g for g, count in zip(parts, has_gradient, strict=True) if count], self.config.max_norm)
+        if math.isfinite(norm):
+            sharded.gather_ahead(sums.gradients, has_gradient)
+        return sums._replace(norm=norm)
+
     def apply(self, exchanged: Sums | None, local: StepResult) -> StepResult:
         self.steps += 1
         params = self.parameters
         total, stop = (exchanged.weight, exchanged.stop) if exchanged else (self._weight, self._stopping)
-        if exchanged and total > 0:  # from sums to means, in `.grad` and in the buffers
-            params.write_grads(exchanged.gradients.mul_(1 / total))
-            params.write_buffers(self._agreed_buffers.add_(exchanged.buffers.mul_(1 / total)))
-            for p, count in zip(params.parameters, exchanged.present.tolist(), strict=True):
-                p.grad = p.grad if count else None
         lr, norm = self.schedule.set(self.steps - 1), None
-        if total > 0:
-            # Alone there is no copy on the CPU, and gradients are divided as they are clipped.
-            norm = clip(params.parameters, self.config.max_norm, scale=1.0 if exchanged else 1 / total)
+        if exchanged and total > 0:  # from sums to means
+            params.write_buffers(self._agreed_buffers.add_(exchanged.buffers.mul_(1 / total)))
+            norm = exchanged.norm if self.sharded else self._write_grads(exchanged)
+        elif total > 0:  # alone there is no copy on the CPU, and gradients are divided as they are clipped
+            norm = clip(params.parameters, self.config.max_norm, scale=1 / total)
         if norm is not None and math.isfinite(norm):
-            self.optimizer.step()
+            if self.sharded and exchanged:
+                self.sharded.step(exchanged.gradients, exchanged.present.tolist())
+            else:
+                (self.sharded or self.optimizer).step()
             if not exchanged:
                 self._agreed_buffers = params.read_buffers()
         else:
             self._skipped = self._skipped if norm is None else NOT_FINITE
             params.write_buffers(self._agreed_buffers)  # a forward pass that does not count changed them
         return StepResult(lr=lr, grad_norm=norm, agreed=True, stop=stop, skipped=self._skipped)
+
+    def _write_grads(self, sums: Sums) -> float:
+        """Make `.grad` the clipped mean, and return its norm before that."""
+        params = self.parameters
+        params.write_grads(sums.gradients.mul_(1 / sums.weight))
+        for p, count in zip(params.parameters, sums.present.tolist(), strict=True):
+            p.grad = p.grad if count else None
+        return clip(params.parameters, self.config.max_norm)
 
     # Buckets that leave while the backward pass still runs.
 

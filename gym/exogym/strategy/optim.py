@@ -174,7 +174,11 @@ def clip(parameters: Iterable[Tensor], max_norm: float | None, *, scale: float =
 
     Returns the norm before clipping. If that is not finite they stay as they are.
     """
-    grads = [p.grad for p in parameters if p.grad is not None]
+    return clip_gradients([p.grad for p in parameters if p.grad is not None], max_norm, scale=scale)
+
+
+def clip_gradients(grads: list[Tensor], max_norm: float | None, *, scale: float = 1.0) -> float:
+    """Do the same with these gradients."""
     if any(grad.dtype == torch.float16 for grad in grads):  # the norm of a sum over many tokens would be infinite
         torch._foreach_mul_(grads, scale)
         scale = 1.0

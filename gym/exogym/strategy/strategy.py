@@ -18,6 +18,7 @@ from exogym.errors import SettingError
 from exogym.flat import FlatParameters, is_finite, unshared
 from exogym.strategy.communication_module import Payload
 from exogym.strategy.optim import Schedule, clip, inner_optimizer, named
+from exogym.strategy.sharded import ShardedOptimizer
 from exogym.strategy.strategy_settings import StrategyConfig
 from exogym.strategy.upstream import ALIASES, of_upstream, strategy_settings
 
@@ -72,6 +73,7 @@ class Strategy:
     stretches: ranks with less to do make fewer, larger steps. Where the strategy can tell, their change in a round then
     counts as that of as many steps as the others make.
     samples_in_step: about how many all ranks have together in a step; 0 where it is not known.
+    sharded: makes the optimizer's steps where ranks have divided its state among them; None where each has all of it.
     passes_change_weights: a forward or backward pass has changed a parameter, which most leave to the optimizer.
     """
 
@@ -80,6 +82,7 @@ class Strategy:
     stretches: bool = False
     samples_in_step: float = 0.0
     passes_change_weights: bool = False
+    sharded: ShardedOptimizer | None = None
     optimizer: Optimizer  # from `setup` on
     drifts: tuple[str, ...] = ("optimizer", "weights")
 
@@ -287,7 +290,7 @@ class Strategy:
         return {
             "steps": self.steps,
             "schedule": self.schedule.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": (self.sharded or self.optimizer).state_dict(),
             "weights": self.agreed_weights(),
         }
 
@@ -295,7 +298,7 @@ class Strategy:
         """Go on from agreed_state, after `setup`. This rank's own state stays, but for its open round: that is void."""
         self.steps = state["steps"]
         self.schedule.load_state_dict(state["schedule"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        (self.sharded or self.optimizer).load_state_dict(state["optimizer"])
         self.load_weights(state["weights"])
 
     def own_state(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from distributed.plan.automatic import (
 from distributed.plan.job import resolve
 from exogym.strategy import STRATEGIES, AllReduceConfig, DiLoCoConfig, moments, strategy_config
 from whisper_tuner.config import ConfigFile, Profile
-from whisper_tuner.model.memory import AFTER_A_STEP_BYTES, PUBLISHED, TRAINED_BYTES, training_memory
+from whisper_tuner.model.memory import AFTER_A_STEP_BYTES, PUBLISHED, TRAINED_BYTES, trained_parameters, training_memory
 
 TEXT = """\
 [profile:mine]
@@ -252,6 +252,19 @@ def test_the_estimate_for_low_memory_is_near_what_was_measured(run):
     shape = PUBLISHED[f"openai/whisper-{size}"]
     estimate = training_memory(shape, profile, clips=1, more_bytes=more_bytes(config, ranks))
     assert abs(estimate / 1e9 / LOW[run] - 1) < 0.15
+
+
+SHARDED = {"tiny": 1.20, "small": 4.48}  # GB, likewise, of each of two ranks; with all moments tiny took 1.79
+
+
+@pytest.mark.parametrize("size", SHARDED)
+def test_the_estimate_for_divided_moments_is_near_what_was_measured(size):
+    profile = Profile(base_model="x", train=Path("x"), method="full", gradient_checkpointing=True, audio_context="full")
+    shape, config = PUBLISHED[f"openai/whisper-{size}"], AllReduceConfig(shard_optimizer=True)
+    estimates = [training_memory(shape, profile, clips=1, more_bytes=more_bytes(config, ranks)) for ranks in (2, 4)]
+    assert abs(estimates[0] / 1e9 / SHARDED[size] - 1) < 0.15
+    moments = 8 * trained_parameters(shape, profile)
+    assert estimates[0] - estimates[1] == moments // 2 - moments // 4
 
 
 def test_every_strategy_was_measured():
