@@ -96,20 +96,32 @@ class Trainer(ABC):
             assert train is not None  # SettingError otherwise
             self._choose_minibatch(train, val, comm, settings, device, events or NullLogger())
             folder, keep = settings.save_dir, settings.keep_checkpoints
-            self.node = TrainNode(
+            self.node = self._node_class(
                 self.model,
                 comm,
                 copy.deepcopy(settings.strategy),
-                _shared(train, comm),
+                self._shared(train, comm),
                 settings,
-                val=None if val is None else _shared(val, comm),
+                val=None if val is None else self._shared(val, comm),
                 events=events,
                 should_stop=should_stop,
                 checkpoints=Checkpoints(folder, comm.members[comm.rank], keep=keep) if folder else None,
             )
-            return self.node.run()
+            return self._train(comm)
         finally:
             comm.close()
+
+    def _train(self, comm: Comm) -> TrainResult:
+        assert self.node is not None
+        return self.node.run()
+
+    _node_class: type[TrainNode] = TrainNode
+
+    def _shared(self, samples: DatasetSamples | BatchSource, comm: Comm) -> BatchSource:
+        """Share a data set that all ranks have among them."""
+        if isinstance(samples, BatchSource):
+            return samples
+        return ElasticSampler(samples, comm.members, comm.members[comm.rank])
 
     def _choose_minibatch(
         self,
@@ -285,13 +297,6 @@ def _open_logger(given: Events | None, log_interval: int | None) -> Iterator[Eve
     finally:
         if close := getattr(logger, "close", None):
             close()
-
-
-def _shared(samples: DatasetSamples | BatchSource, comm: Comm) -> BatchSource:
-    """Share a data set that all ranks have among them."""
-    if isinstance(samples, BatchSource):
-        return samples
-    return ElasticSampler(samples, comm.members, comm.members[comm.rank])
 
 
 def is_factory(data: Any) -> bool:
