@@ -1,10 +1,11 @@
-"""A model that no rank could hold, in parts: rank r has stage r, and activations go from stage to stage."""
+"""A model in parts, as one that no rank could hold: rank r has stage r, and activations go from stage to stage."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate as running_sum
 from typing import Any
 
@@ -72,11 +73,21 @@ class StageNode(TrainNode):
     """
 
     def __init__(
-        self, model: nn.Module, comm: Comm, strategy: Strategy, train: BatchSource, settings: Any, **about: Any
+        self,
+        model: nn.Module,
+        comm: Comm,
+        strategy: Strategy,
+        train: BatchSource,
+        settings: Any,
+        *,
+        gather: Callable[[Comm], None] = lambda comm: None,
+        **about: Any,
     ):
+        """gather: called on all ranks at the end, to bring together what they have trained."""
         if not isinstance(strategy, PipelineStrategy):
             raise SettingError(f"a model in stages is trained by PipelineStrategy, not by {type(strategy).__name__}")
         self.stages = strategy.stages = comm.world_size
+        self._gather = gather
         super().__init__(model, comm, strategy, train, settings, **about)
         self.link = StageLink(comm, WIRES[strategy.config.wire], self.device)
         self.stage = StageForward(model, self.device, settings.precision, self.link)
@@ -84,9 +95,7 @@ class StageNode(TrainNode):
 
     def run(self) -> TrainResult:
         try:
-            result = super().run()
-            self.link.flush()
-            return result
+            return super().run()
         except PeerLost as error:
             raise StageLost(f"{error}: {RESUME}") from error
         finally:
@@ -96,6 +105,14 @@ class StageNode(TrainNode):
         if self.state.has_synced or self.comm.world_size != self.stages:
             raise StageLost(f"{self.comm.world_size} of {self.stages} stages are here: {RESUME}")
         return super().sync_state()
+
+    def _train(self) -> bool:
+        stopped, state = super()._train(), self.state
+        if not stopped and self.settings.keep_best and state.best_weights is not None:
+            self.strategy.parameters.write(state.best_weights)
+        self.link.flush()
+        self._gather(self.comm)
+        return stopped
 
     def accumulate(self, batches: list[Batch]) -> StepWork:
         """Bring a step's micro-batches through all stages: one forward and one backward in turn (1F1B, 1806.03377).
@@ -144,7 +161,9 @@ class StageNode(TrainNode):
 
 
 class _StagedTrainer(Trainer):
-    _node_class = StageNode
+    @property
+    def _node_class(self) -> Callable[..., TrainNode]:
+        return StageNode
 
     def _shared(self, samples: DatasetSamples | BatchSource, comm: Comm) -> BatchSource:
         if isinstance(samples, BatchSource):
@@ -206,15 +225,16 @@ class PipelineTrainer(_StagedTrainer, LocalTrainer):
         finally:
             self.model = self._stages
 
-    def _train(self, comm: Comm) -> TrainResult:
-        """Bring all stages' weights to rank 0 at the end."""
-        result = super()._train(comm)
+    @property
+    def _node_class(self) -> Callable[..., TrainNode]:
+        return partial(StageNode, gather=self._gather)
+
+    def _gather(self, comm: Comm) -> None:
         if comm.rank:
             send_state(comm, dict(self.model.state_dict()), 0)
         else:
             for rank in range(1, comm.world_size):
                 self._stages[rank].load_state_dict(receive_state(comm, rank))  # type: ignore[index]
-        return result
 
 
 class LaunchedPipelineTrainer(_StagedTrainer, LaunchedTrainer):

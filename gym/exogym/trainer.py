@@ -107,15 +107,13 @@ class Trainer(ABC):
                 should_stop=should_stop,
                 checkpoints=Checkpoints(folder, comm.members[comm.rank], keep=keep) if folder else None,
             )
-            return self._train(comm)
+            return self.node.run()
         finally:
             comm.close()
 
-    def _train(self, comm: Comm) -> TrainResult:
-        assert self.node is not None
-        return self.node.run()
-
-    _node_class: type[TrainNode] = TrainNode
+    @property
+    def _node_class(self) -> Callable[..., TrainNode]:
+        return TrainNode
 
     def _shared(self, samples: DatasetSamples | BatchSource, comm: Comm) -> BatchSource:
         """Share a data set that all ranks have among them."""
