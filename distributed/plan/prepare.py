@@ -20,7 +20,7 @@ from whisper_tuner.data.dataset import Manifest, Sample, load_manifest, write_ma
 from whisper_tuner.data.steps import assign_shards, steps_in_epoch
 from whisper_tuner.errors import ConfigError, RunError
 from whisper_tuner.hub import check_files, check_model, model_folder
-from whisper_tuner.model.memory import fastest, shape_of, trained_parameters, ways_of
+from whisper_tuner.model.memory import DECODER, fastest, shape_of, trained_parameters, ways_of
 from whisper_tuner.text import counted
 
 from .automatic import CHECKPOINT_BYTES, Conditions, Measured, chosen, more_bytes
@@ -156,7 +156,8 @@ def _fitting(job: Job, profile: Profile, known: Measured, ranks: int, train: Man
         return profile
     longest = max(sample.duration_s for sample in train.samples)
     more = more_bytes(job.strategy_config(total_steps=1), ranks)
-    ways = ways_of(profile, longest_s=longest, device=known.device, more_bytes=more)
+    part = DECODER if job.distribution.strategy == PIPELINE else ""  # the larger one
+    ways = ways_of(profile, longest_s=longest, device=known.device, more_bytes=more, part=part)
     way = fastest(ways, known.room_bytes / ranks) if ways else None
     return dataclasses.replace(profile, frozen_precision=way.frozen_precision) if way else profile
 

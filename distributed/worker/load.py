@@ -34,21 +34,12 @@ from whisper_tuner.data.steps import Cost
 from whisper_tuner.errors import RunError
 from whisper_tuner.export.final import save_final
 from whisper_tuner.files import atomic_folder
-from whisper_tuner.model.base_model import (
-    DECODER,
-    ENCODER,
-    PARTS,
-    load_base,
-    prepare,
-    set_language,
-    skeleton,
-    train_only,
-)
+from whisper_tuner.model.base_model import load_base, prepare, set_language, skeleton, train_only
 from whisper_tuner.model.layers import split_wide_layers
-from whisper_tuner.model.memory import best_bytes
+from whisper_tuner.model.memory import DECODER, ENCODER, PARTS, best_bytes, passes
 
 from .micro_batch import fit_into_memory, share_of_memory
-from .stages import AT_A_TIME, STAGES, StagedSampler, WholeModel
+from .stages import STAGES, StagedSampler, WholeModel
 from .whisper_wrapper import WhisperModelWrapper
 
 Events = Callable[[dict], None]
@@ -97,8 +88,8 @@ def load_whisper(
     profile, strategy = spec.profile, spec.strategy_settings
     assert profile and strategy
     if spec.is_pipeline:  # so that one stage has something to do while the other is at the next part
-        parts = max(profile.accumulation, min(AT_A_TIME, profile.batch_size))
-        spec = replace(spec, profile=(profile := replace(profile, accumulation=parts)))
+        profile = replace(profile, accumulation=passes(profile))
+        spec = replace(spec, profile=profile)
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
     torch.manual_seed(profile.seed)

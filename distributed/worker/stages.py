@@ -18,11 +18,11 @@ from whisper_tuner.data.batch_shapes import BatchLayout
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.errors import RunError
 from whisper_tuner.export.final import save_final
-from whisper_tuner.model.base_model import ENCODER, PARTS, skeleton, whisper_of
+from whisper_tuner.model.base_model import skeleton, whisper_of
+from whisper_tuner.model.memory import ENCODER, PARTS
 
 from .whisper_wrapper import WhisperModelWrapper
 
-AT_A_TIME = 4  # micro-batches of a step at least, where it has so many clips: with two stages a fifth of it is waiting
 ADAPTER = "lora_"
 
 

@@ -30,6 +30,7 @@ from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.files import expanded
 from whisper_tuner.hub import HUB_ID, LAYOUT, check_files, check_kind, loading
 from whisper_tuner.languages import language_code
+from whisper_tuner.model.memory import ENCODER, PARTS
 from whisper_tuner.model.rounded import IN_FLOAT32, hold_rounded
 from whisper_tuner.model.special_tokens import settle_generation
 from whisper_tuner.text import parse_json
@@ -49,9 +50,6 @@ class _RoundedEncoder(_PartlyRounded):
 
 class _RoundedDecoder(_PartlyRounded):
     _keep_in_fp32_modules_strict = {*IN_FLOAT32, "model.encoder"}  # noqa: RUF012
-
-
-ENCODER, DECODER = PARTS = "encoder", "decoder"  # the halves of a model, as the stages of a pipeline
 
 
 def load_base(
