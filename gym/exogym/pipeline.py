@@ -30,9 +30,7 @@ from exogym.trainer import DataSource, LaunchedTrainer, LocalTrainer, Trainer
 WIRES = {"bf16": torch.bfloat16, "float32": torch.float32}
 PASSES = 4  # micro-batches of a step for each stage, so that a fifth of the time at most is waiting (1811.06965)
 SENT_AHEAD = 4  # activations that wait for the next stage in a validation
-RESUME = (
-    "a pipeline ends with any of its stages; with resume = True it goes on from the newest step that all have saved"
-)
+RESUME = "a pipeline ends with any of its stages, and can be resumed from the newest step that all of them have saved"
 
 
 class StageForward(Forward):
@@ -97,13 +95,13 @@ class StageNode(TrainNode):
         try:
             return super().run()
         except PeerLost as error:
-            raise StageLost(f"{error}: {RESUME}") from error
+            raise StageLost(f"{RESUME} ({error})") from error
         finally:
             self.link.close()
 
     def sync_state(self) -> tuple[int, bool]:
         if self.state.has_synced or self.comm.world_size != self.stages:
-            raise StageLost(f"{self.comm.world_size} of {self.stages} stages are here: {RESUME}")
+            raise StageLost(f"{RESUME} ({self.comm.world_size} of {self.stages} are here)")
         return super().sync_state()
 
     def _train(self) -> bool:
@@ -216,7 +214,7 @@ class PipelineTrainer(_StagedTrainer, LocalTrainer):
         except NodeFailed as error:
             if not settings.get("save_dir"):
                 raise
-            raise NodeFailed(f"{error}\n{RESUME[0].upper()}{RESUME[1:]}.") from error
+            raise NodeFailed(f"{error}\nA{RESUME[1:]}: fit(..., resume=True)") from error
 
     def run_rank(self, rank: int, settings: FitSettings, **about: Any) -> TrainResult:
         self._stages, self.model = self.model, self.model[rank]  # type: ignore[index]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -157,7 +161,9 @@ def test_a_lost_stage_ends_the_run_and_it_goes_on_with_the_same_weights(tmp_path
     parts, data = stages(2), Once(tmp_path / "killed", lost)
     about = {"save_dir": tmp_path / "saved", "checkpoint_interval": 1}
     before = weights(parts).clone()
-    with pytest.raises(NodeFailed, match=r"(?s)killed.*with resume = True it goes on from the newest step that all"):
+    with pytest.raises(
+        NodeFailed, match=r"(?s)killed.*can be resumed from the newest step that all of them have saved: fit"
+    ):
         fit(parts, data, **about)
     assert torch.equal(weights(parts), before)
     assert all(Checkpoints(about["save_dir"], f"rank{rank}").good() for rank in range(2))
@@ -245,3 +251,36 @@ def test_what_cannot_be_is_said_before():
         PipelineTrainer(stages(2), Texts()).fit(AllReduceStrategy(), device="cpu")
     with pytest.raises(SettingError, match="give them to a PipelineTrainer"):
         LocalTrainer(Whole(stages(2)), Texts()).fit(PipelineStrategy(), device="cpu")
+
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from test_pipeline import SETTINGS, STEP, Texts, losses, stages
+from exogym import LaunchedPipelineTrainer
+from exogym.launch import rank
+from exogym.strategy import PipelineStrategy
+
+made, events = [], []
+
+def stage(number):
+    made.append(number)
+    return stages(2)[number]
+
+trainer = LaunchedPipelineTrainer([lambda: stage(0), lambda: stage(1)], Texts(), Texts(7))
+trainer.fit(PipelineStrategy(wire="float32", **STEP), logger=events.append, **SETTINGS)
+Path(sys.argv[1], f"{rank()}.json").write_text(json.dumps([made, losses(events)[0]]))
+"""
+
+
+@pytest.mark.slow
+def test_processes_of_a_launch_make_their_own_stage_only(tmp_path):
+    script, project = tmp_path / "script.py", Path(__file__).parents[2]
+    script.write_text(SCRIPT)
+    paths = os.pathsep.join(str(project / path) for path in ("gym", "tests/exogym"))
+    command = [sys.executable, "-m", "exogym.launch", "--nproc-per-node", "2", str(script), str(tmp_path)]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (first, told), (second, _) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == [0] and second == [1]
+    assert told == pytest.approx(alone(2)[1][0], abs=2e-6)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab import cpu, network
+from lab import cpu, memory, network
 from lab.errors import LabError
 from lab.keys import PRIVATE
 
@@ -107,7 +107,7 @@ mount --bind {q(sshd_config.parent)} {q(PRIVATE)}
 cd /
 exec /usr/sbin/sshd -D -e -f {PRIVATE}/sshd_config -h {PRIVATE}/host_key
 """
-        join = f'{cpu.join(self.name)}exec "$@"'
+        join = f'{cpu.join(self.name)}{memory.join(self.name)}exec "$@"'
         command = ["sh", "-c", join, "sh", "ip", "netns", "exec", network.namespace(self.name)]
         command += ["unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "sh", "-c", script]
         with log.open("ab") as stream:
@@ -132,12 +132,12 @@ exec /usr/sbin/sshd -D -e -f {PRIVATE}/sshd_config -h {PRIVATE}/host_key
     def command(
         self, command: Sequence[str], *, env: dict[str, str] | None = None, cwd: str | None = None
     ) -> list[str]:
-        """The command line that runs `command` inside the host: its namespaces, its home, its CPU group."""
+        """The command line that runs `command` inside the host: its namespaces, its home, its groups."""
         user = user_home()
         settings = {"HOME": str(user), "USER": pwd.getpwuid(os.getuid()).pw_name, "PATH": PATH, "LANG": "C.UTF-8"}
         settings |= env or {}
         variables = [f"{key}={value}" for key, value in settings.items()]
-        join = f'{cpu.join(self.name)}exec "$@"'
+        join = f'{cpu.join(self.name)}{memory.join(self.name)}exec "$@"'
         enter = ["nsenter", "--target", str(self.pid), "--mount", "--uts", "--net", "--pid", "--"]
         inside = ["sh", "-c", 'cd "$0" && exec "$@"', cwd or str(user), "env", "-i", *variables, *command]
         return ["sh", "-c", join, "sh", *enter, *inside]

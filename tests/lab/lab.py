@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from lab import cpu, keys, network
+from lab import cpu, keys, memory, network
 from lab.errors import LabError, LabLacks
 from lab.hosts import LabHost, LabProcess
 from lab.machine import needed, tell, wished
@@ -30,10 +30,10 @@ PROGRAMS = ("ip", "unshare", "nsenter", "ssh", "ssh-keygen", "/usr/sbin/sshd")
 class Lab:
     """Hosts h1..hN on one bridge; h1 is the master: it sees the project and holds the owner's key.
 
-    cpus: cores per host; rate: link speed in tc's words, each way. Workers see neither this repository, nor the
-    package registry's settings, nor the real home. `shared_home=True` is the quick variant: every host uses one home
-    and sees the repository and its interpreter. With `folder`, the hosts' homes outlive the lab and are used again.
-    shown: folders of the real home that hosts see which see the repository.
+    cpus: cores per host; memory: bytes per host; rate: link speed in tc's words, each way. Workers see neither this
+    repository, nor the package registry's settings, nor the real home. `shared_home=True` is the quick variant: every
+    host uses one home and sees the repository and its interpreter. With `folder`, the hosts' homes outlive the lab and
+    are used again. shown: folders of the real home that hosts see which see the repository.
     """
 
     def __init__(
@@ -41,12 +41,14 @@ class Lab:
         *,
         hosts: int = 3,
         cpus: float | None = None,
+        memory: int | None = None,
         rate: str | None = "100mbit",
         shared_home: bool = False,
         folder: Path | None = None,
         shown: Sequence[Path] = (),
     ):
         self.size, self.cpus, self.rate, self.shared_home = hosts, cpus, rate, shared_home
+        self.memory = memory
         self.folder, self.shown = folder, (PROJECT, *shown)
         self.hosts: dict[str, LabHost] = {}
 
@@ -106,6 +108,9 @@ class Lab:
             network.set_rate(name, self.rate)
         with wished(cpu.SHARES, "hosts take what they get of the processor"):
             cpu.add_group(name, self.cpus)
+        if self.memory is not None:
+            with needed(memory.LIMITS):
+                memory.set_limit(name, self.memory)
         config = keys.write_sshd(folder / "sshd" / name, host.address, name)
         log = folder / f"{name}.sshd.log"
         log.write_bytes(b"")
@@ -187,6 +192,9 @@ class Lab:
 
     def set_cpus(self, host: str, cpus: float | None) -> None:
         cpu.set_share(self[host].name, cpus)
+
+    def set_memory(self, host: str, limit: int | None) -> None:
+        memory.set_limit(self[host].name, limit)
 
     def set_cpus_of_first_threads(self, host: str, pids: Iterable[int], cpus: float) -> None:
         cpu.set_share_of_first_threads(self[host].name, pids, cpus)
@@ -271,6 +279,7 @@ def down(timeout: float = 5.0) -> None:
         time.sleep(0.05)
     network.remove_all()
     cpu.remove_all()
+    memory.remove_all()
     if record.get("temporary") and Path(record["folder"]).name.startswith("mmlab-"):
         shutil.rmtree(record["folder"], ignore_errors=True)
     shutil.rmtree(RECORD, ignore_errors=True)
