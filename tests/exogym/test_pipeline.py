@@ -104,7 +104,15 @@ def weights(modules):
     return torch.cat([p.detach().flatten() for module in modules for p in module.parameters()])
 
 
-@pytest.mark.parametrize(("count", "frozen"), [(2, ()), (3, ()), (2, (0, 1, 2, 3)), (3, (0, 3))])
+@pytest.mark.parametrize(
+    ("count", "frozen"),
+    [
+        (2, ()),
+        pytest.param(3, (), marks=pytest.mark.slow),
+        pytest.param(2, (0, 1, 2, 3), marks=pytest.mark.slow),
+        (3, (0, 3)),
+    ],
+)
 def test_it_trains_as_in_one_process(count, frozen):
     one, (steps, validations) = alone(count, frozen)
     parts, (their_steps, their_validations), trainer, events = together(count, frozen)
@@ -118,6 +126,7 @@ def test_it_trains_as_in_one_process(count, frozen):
     assert tokens == 3 * sum(len(text) for text in Texts().texts)  # each is told once
 
 
+@pytest.mark.slow
 def test_bf16_on_the_wire_is_half_of_it_and_close():
     _, (exact, _), sent, _ = together(2)
     _, (rounded, _), less, _ = together(2, wire="bf16")
@@ -125,6 +134,7 @@ def test_bf16_on_the_wire_is_half_of_it_and_close():
     assert less.result.bytes_sent < 0.8 * sent.result.bytes_sent  # shapes travel as well
 
 
+@pytest.mark.slow
 def test_the_best_weights_are_those_of_all_stages():
     one, _ = alone(2, keep_best=True)
     parts, *_ = together(2, keep_best=True)
@@ -150,7 +160,7 @@ class Once(Texts):
         return super().__getitem__(number)
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_lost_stage_ends_the_run_and_it_goes_on_with_the_same_weights(tmp_path, lost):
     def fit(parts, data, **settings):
         trainer = PipelineTrainer(parts, data, Texts(7))
@@ -171,6 +181,7 @@ def test_a_lost_stage_ends_the_run_and_it_goes_on_with_the_same_weights(tmp_path
     assert torch.equal(weights(parts), weights(whole))
 
 
+@pytest.mark.slow
 def test_stages_that_have_saved_other_steps_go_on_from_the_last_one_in_common(tmp_path):
     about = {"save_dir": tmp_path, "checkpoint_interval": 1, "keep_checkpoints": 5}
     whole, *_ = together(2)
@@ -187,6 +198,7 @@ def test_stages_that_have_saved_other_steps_go_on_from_the_last_one_in_common(tm
         together(2, **about, resume=True)
 
 
+@pytest.mark.slow
 def test_a_stop_ends_all_stages_at_the_same_step_and_it_goes_on(tmp_path):
     about = {"save_dir": tmp_path, "checkpoint_interval": 1}
     whole, *_ = together(2)
