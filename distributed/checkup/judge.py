@@ -16,12 +16,13 @@ from distributed.hosts.paths import PROJECT, STORE
 from distributed.hosts.sync import SPARE_BYTES
 from distributed.plan.automatic import CHECKPOINT_BYTES, more_bytes
 from distributed.plan.job import Job
+from distributed.plan.run_spec import PIPELINE
 from whisper_tuner.data.check import check_manifest, check_usable
 from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import DataError, TunerError
 from whisper_tuner.hub import check_model
-from whisper_tuner.model.memory import Way, best_bytes, fastest, shape_of, trained_parameters, ways_of
+from whisper_tuner.model.memory import PARTS, Way, best_bytes, fastest, shape_of, trained_parameters, ways_of
 from whisper_tuner.text import size
 
 from .findings import Finding, Severity
@@ -61,8 +62,11 @@ class Needs:
     device: str = "auto"
 
 
-def needs_of(job: Job | None, hosts: int, manifests: Sequence[Manifest] = ()) -> Needs:
-    """Estimate the needs; the sync counts to the byte. Without manifests their part is left out."""
+def needs_of(job: Job | None, hosts: int, manifests: Sequence[Manifest] = (), *, rank: int = 0) -> Needs:
+    """Estimate the needs; the sync counts to the byte. Without manifests their part is left out.
+
+    rank: of the host, which has a part of the model in a pipeline.
+    """
     if job is None:
         return Needs()
     profile = job.profile
@@ -74,14 +78,16 @@ def needs_of(job: Job | None, hosts: int, manifests: Sequence[Manifest] = ()) ->
     if folder.is_dir():
         model = sum(_size(path) for path in folder.rglob("*"))
     trained = trained_parameters(shape, profile) if shape else 0
+    is_pipeline = job.distribution.strategy == PIPELINE
+    part = PARTS[min(rank, 1)] if is_pipeline else ""
     # `doctor` asks for one machine of several: so no less than for two ranks.
     more = more_bytes(job.strategy_config(total_steps=1), max(2, hosts))
     return Needs(
         memory={
-            device: ways_of(profile, longest_s=longest, device=device, more_bytes=more)
+            device: ways_of(profile, longest_s=longest, device=device, more_bytes=more, part=part)
             for device in ("cpu", "mps", "cuda")
         },
-        sent=CODE_BYTES + model + int(data / hosts * UNEVEN),
+        sent=CODE_BYTES + model + int(data if is_pipeline else data / hosts * UNEVEN),
         kept=SPARE_BYTES + (profile.keep_checkpoints + 1) * (CHECKPOINT_BYTES + best_bytes(profile)) * trained,
         device=profile.device,
     )

@@ -287,9 +287,9 @@ class _Preflight:
             remedy = "The run itself will read the rest."
             late = Finding(hosts=(master.name,), what=what, remedy=remedy, severity=Severity.WARNING, check="files")
             master.problems.append(late)
-        needs = needs_of(self.job, len(self.looks), manifests)
         problems: list[Finding] = []
         for look, sharing in zip(self.looks, report.machine_workers, strict=True):
+            needs = needs_of(self.job, len(self.looks), manifests, rank=look.number)
             judge = Judge(look.facts, master.facts, self.pins, needs, self.setup, sharing=sharing, sync=self.sync)
             problems += [*look.problems, *judge.all(), *(own if look is master else [])]
         return problems

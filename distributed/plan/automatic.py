@@ -12,6 +12,7 @@ from exogym.strategy import (
     DiLoCoConfig,
     FedAvgConfig,
     ParameterServerConfig,
+    PipelineConfig,
     SPARTADiLoCoConfig,
     StrategyConfig,
 )
@@ -205,7 +206,7 @@ def _told(config: DiLoCoConfig, conditions: Conditions) -> str:
 def more_bytes(config: StrategyConfig, ranks: int) -> int:
     """Return the bytes for each trained parameter at the peak, beyond TRAINED_BYTES; below 0 where it takes less."""
     is_low = config.inner_optim == "low_memory"
-    if ranks == 1 and isinstance(config, AllReduceConfig):
+    if isinstance(config, PipelineConfig) or (ranks == 1 and isinstance(config, AllReduceConfig)):
         return LOW_MEMORY_ALONE if is_low else ALONE
     if isinstance(config, AllReduceConfig) and config.shard_optimizer:
         return SHARDED + math.ceil(ADAM / ranks)

@@ -18,16 +18,18 @@ from whisper_tuner.config import Profile
 from whisper_tuner.data.check import check_data
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest, write_manifest
 from whisper_tuner.data.steps import assign_shards, steps_in_epoch
-from whisper_tuner.errors import ConfigError
+from whisper_tuner.errors import ConfigError, RunError
 from whisper_tuner.hub import check_files, check_model, model_folder
-from whisper_tuner.model.memory import fastest, shape_of, trained_parameters, ways_of
+from whisper_tuner.model.memory import DECODER, fastest, shape_of, trained_parameters, ways_of
+from whisper_tuner.text import counted
 
 from .automatic import CHECKPOINT_BYTES, Conditions, Measured, chosen, more_bytes
 from .job import Job
 from .launch import Launch, Rank, save_items
-from .run_spec import RunSpec
+from .run_spec import PIPELINE, RunSpec
 
 ShowStatus = Callable[[str], AbstractContextManager]
+STAGES = 2  # of a pipeline: encoder and decoder
 RECORDED = ("torch", "transformers", "peft", "numpy", "safetensors")
 FEW_STEPS = 25  # between checkpoints: to write one of whisper-tiny takes a core as long as two steps on short clips
 COPIED = 0.5e9  # bytes of a checkpoint in a second, while training waits: what a slow core copies to new memory
@@ -68,14 +70,16 @@ def prepare_run(
     """
     profile = job.profile
     labels = tuple(host.address for host in hosts.all) if hosts else _local_labels(local_ranks)
+    if is_pipeline := job.distribution.strategy == PIPELINE:
+        check_pipeline(job, len(labels))
     if local_ranks > 1 and not profile.num_threads:  # ranks of one machine share its cores
         profile = dataclasses.replace(profile, num_threads=max(1, (os.cpu_count() or 1) // local_ranks))
     checked = _checked(profile, len(labels), run_dir, show_status)
     manifests = {kind: manifest for kind, manifest in checked.items() if kind != "test"}
     for kind, manifest in manifests.items():
         write_manifest(run_dir / f"{kind}.csv", manifest.samples)
-    shards = {kind: assign_shards(manifest.samples, profile.shards or labels) for kind, manifest in manifests.items()}
-    clips, shard_count = len(manifests["train"].samples), len(shards["train"])
+    shards = _shards(manifests, profile.shards or labels, whole=is_pipeline)
+    clips, shard_count = len(manifests["train"].samples), 1 if is_pipeline else len(shards["train"])
     steps_per_epoch = steps_in_epoch(clips, shard_count, profile.batch_size, job.dealt_over)
     all_steps = steps_per_epoch * profile.epochs
     total_steps = min(all_steps, profile.max_steps or all_steps)
@@ -86,6 +90,8 @@ def prepare_run(
         conditions = Conditions(parameters=parameters, hosts=len(labels), steps=total_steps, measured=known)
         job, rounds = chosen(job, conditions)
     interval = profile.checkpoint_interval or _checkpoint_interval(job, total_steps, conditions)
+    if is_pipeline:
+        rounds = _told_of_pipeline(labels, interval)
     spec = RunSpec(  # what all ranks are told alike; the files are still the user's own
         run_id=run_dir.name,
         run_dir=str(run_dir),
@@ -95,8 +101,8 @@ def prepare_run(
         profile=dataclasses.replace(profile, checkpoint_interval=interval),
         strategy=job.distribution.strategy,
         strategy_settings=job.strategy_config(total_steps),
-        shares=job.distribution.shares,
-        shares_open="shares" not in job.origin and job.distribution.shares == "auto",
+        shares="fixed" if is_pipeline else job.distribution.shares,
+        shares_open=not is_pipeline and "shares" not in job.origin and job.distribution.shares == "auto",
         yield_when=job.distribution.yield_when,
     )
     sharing = machine_workers or [1 if hosts else len(labels)] * len(labels)
@@ -112,6 +118,34 @@ def prepare_run(
     )
 
 
+def check_pipeline(job: Job, ranks: int) -> None:
+    """Raise ConfigError for what a model in two stages does not go with."""
+    profile, origin = job.profile, job.origin
+
+    def refuse(what: str, remedy: str) -> None:
+        raise ConfigError(f"{origin.get('strategy', job.name)}: strategy = {PIPELINE} {what}", remedy=remedy)
+
+    if ranks != STAGES:
+        what = f"has the encoder on one host and the decoder on another: it needs {STAGES} hosts, not {ranks}"
+        refuse(what, "Choose two in the hosts file, or another strategy.")
+    if not profile.trains_encoder:
+        refuse("is for training both halves", "Remove it: a frozen encoder takes little memory on one host.")
+    if job.distribution.yield_when:
+        refuse("needs both hosts at every step, and yield_when lets one leave", "Remove yield_when.")
+
+
+def _shards(manifests: Mapping[str, Manifest], names: Sequence[str], *, whole: bool) -> dict[str, list[list[Sample]]]:
+    """Share the clips of each kind among the hosts. whole: each has all of them."""
+    if whole:
+        return {kind: [[*manifest.samples] for _ in names] for kind, manifest in manifests.items()}
+    return {kind: assign_shards(manifest.samples, names) for kind, manifest in manifests.items()}
+
+
+def _told_of_pipeline(labels: Sequence[str], interval: int) -> str:
+    kept = f"`--resume` goes on from the last checkpoint, which is kept every {counted(interval, 'step')}"
+    return f"the encoder is on {labels[0]}, the decoder on {labels[1]}; if one of them is lost the run ends, and {kept}"
+
+
 def _local_labels(ranks: int) -> tuple[str, ...]:
     return ("localhost",) if ranks == 1 else tuple(f"rank{number}" for number in range(ranks))
 
@@ -122,7 +156,8 @@ def _fitting(job: Job, profile: Profile, known: Measured, ranks: int, train: Man
         return profile
     longest = max(sample.duration_s for sample in train.samples)
     more = more_bytes(job.strategy_config(total_steps=1), ranks)
-    ways = ways_of(profile, longest_s=longest, device=known.device, more_bytes=more)
+    part = DECODER if job.distribution.strategy == PIPELINE else ""  # the larger one
+    ways = ways_of(profile, longest_s=longest, device=known.device, more_bytes=more, part=part)
     way = fastest(ways, known.room_bytes / ranks) if ways else None
     return dataclasses.replace(profile, frozen_precision=way.frozen_precision) if way else profile
 
@@ -150,7 +185,7 @@ def _launch(
         ranks=ranks,
         address=address,
         timeout_s=job.distribution.round_timeout_s,
-        min_hosts=min(job.distribution.min_hosts, len(ranks)),
+        min_hosts=len(ranks) if ranks[0].spec.is_pipeline else min(job.distribution.min_hosts, len(ranks)),
         notify=job.distribution.notify,
         manifests={kind: str(manifest.path) for kind, manifest in manifests.items()},
         test=str(job.profile.test) if job.profile.test else None,
@@ -198,10 +233,13 @@ def rehost(
         # The rows that the run began with, also where a clip is gone by now: all ranks must have the same list.
         samples = load_manifest(run_dir / f"{kind}.csv", check_audio=False, no_speech=True).samples
         manifests[kind] = Manifest(Path(users_own), samples, ())
-    shards = {kind: assign_shards(manifest.samples, labels) for kind, manifest in manifests.items()}
-    spec = dataclasses.replace(launch.ranks[0].spec, world_size=len(labels), hosts=labels)
+    was = launch.ranks[0].spec
+    if was.is_pipeline and len(labels) != STAGES:
+        raise RunError(f"the run is a pipeline of {STAGES} hosts, not of {len(labels)}", remedy="Resume it on two.")
+    shards = _shards(manifests, labels, whole=was.is_pipeline)
+    spec = dataclasses.replace(was, world_size=len(labels), hosts=labels)
     ranks, items = _ranks(_with_shares(spec, machine_workers), hosts, machine_workers, manifests, shards, run_dir)
-    min_hosts = min(launch.min_hosts, len(labels))
+    min_hosts = len(labels) if was.is_pipeline else min(launch.min_hosts, len(labels))
     return dataclasses.replace(launch, ranks=ranks, master=hosts.master, min_hosts=min_hosts), items
 
 

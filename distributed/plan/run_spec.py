@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # a host watches its stdin before it loads torch
     from whisper_tuner.data.feature_store import FeatureStore
     from whisper_tuner.eval.evaluation import Transcript
 
+PIPELINE = "pipeline"  # the strategy that gives each of two ranks a half of the model
 CHECKPOINTS = "checkpoints"  # in the run's folder on each host
 # In final/ of a run of a user's own model.
 RESULT, WEIGHTS = "result.json", "model.safetensors"
@@ -85,6 +86,10 @@ class RunSpec:
     @property
     def name(self) -> str:
         return self.hosts[self.rank]
+
+    @property
+    def is_pipeline(self) -> bool:
+        return self.strategy == PIPELINE
 
     @property
     def known_profile(self) -> Profile:

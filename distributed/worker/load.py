@@ -18,6 +18,7 @@ from torch import nn
 from distributed.plan.automatic import more_bytes
 from distributed.plan.run_spec import CHECKPOINTS, RESULT, WEIGHTS, RunSpec
 from exogym import device as devices
+from exogym.comm.comm import Comm
 from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import FitSettings
 from exogym.strategy import strategy_of
@@ -33,11 +34,12 @@ from whisper_tuner.data.steps import Cost
 from whisper_tuner.errors import RunError
 from whisper_tuner.export.final import save_final
 from whisper_tuner.files import atomic_folder
-from whisper_tuner.model.base_model import load_base, prepare, set_language
+from whisper_tuner.model.base_model import load_base, prepare, set_language, skeleton, train_only
 from whisper_tuner.model.layers import split_wide_layers
-from whisper_tuner.model.memory import best_bytes
+from whisper_tuner.model.memory import DECODER, ENCODER, PARTS, best_bytes, passes
 
 from .micro_batch import fit_into_memory, share_of_memory
+from .stages import STAGES, StagedSampler, WholeModel
 from .whisper_wrapper import WhisperModelWrapper
 
 Events = Callable[[dict], None]
@@ -55,6 +57,7 @@ class RankWork:
     validation: DataSource | None
     settings: FitSettings
     save: Callable[[Path, TrainResult], object]
+    gather: Callable[[Comm], None] | None = None  # brings the parts together of a model that ranks train in stages
 
 
 def load_bundle(spec: RunSpec) -> RankWork:
@@ -84,11 +87,17 @@ def load_whisper(
     """
     profile, strategy = spec.profile, spec.strategy_settings
     assert profile and strategy
+    if spec.is_pipeline:  # so that one stage has something to do while the other is at the next part
+        profile = replace(profile, accumulation=passes(profile))
+        spec = replace(spec, profile=profile)
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
     torch.manual_seed(profile.seed)
-    model, processor = load_base(profile.base_model, profile)
+    part = PARTS[spec.rank] if spec.is_pipeline else ""
+    model, processor = load_base(profile.base_model, profile, part=part)
     set_language(model, profile.language or None, profile.task)
+    if part == DECODER:
+        skeleton(model, profile, part=ENCODER)  # the adapters of the encoder are drawn first, as on one rank
     trained, settings = prepare(model, profile), _fit_settings(spec)
     clips = _Clips(spec, model, processor, events, unsent)
     share = share_of_memory(spec, settings.device)
@@ -96,7 +105,9 @@ def load_whisper(
         devices.keep_few_primitives()
     if most := devices.most_terms(share.device):
         split_wide_layers(trained, most)
-    wrapper = WhisperModelWrapper(
+    if part:
+        train_only(trained, part)
+    wrapper = (STAGES[part] if part else WhisperModelWrapper)(
         trained,
         processor,
         "cpu",  # TrainNode moves it to the device
@@ -116,8 +127,11 @@ def load_whisper(
         events=events,
         more_bytes=more_bytes(strategy, spec.world_size) + 2 * best_bytes(profile),
     )
-    sampler = ElasticSampler(train, spec.hosts, spec.name)
-    validator = ElasticSampler(validation, spec.hosts, spec.name) if validation is not None else None
+    kind = StagedSampler if part else ElasticSampler
+    sampler = kind(train, spec.hosts, spec.name)
+    validator = kind(validation, spec.hosts, spec.name) if validation is not None else None
+    if isinstance(sampler, StagedSampler) and isinstance(validator, StagedSampler):
+        sampler.validation = validator
     if clips.encoder_store:
         needed = train.stored_bytes(sampler.next_numbers())
         needed += validation.stored_bytes(validator.next_numbers()) if validation is not None and validator else 0
@@ -126,13 +140,17 @@ def load_whisper(
     clips.prepare(train, sampler.next_numbers(profile.max_steps or None), train.speeds, stopped)
     if validation is not None and validator:
         clips.prepare(validation, validator.next_numbers(), (1.0,), stopped)
-    return RankWork(
+    work = RankWork(
         model=wrapper,
         train=sampler,
         validation=validator,
         settings=settings,
         save=lambda final, _: save_final(trained.cpu(), processor, final, profile.base_model),
     )
+    if not part:
+        return work
+    whole = WholeModel(trained, profile)
+    return replace(work, save=lambda final, _: whole.save(final, processor), gather=whole.gather)
 
 
 def _fit_settings(spec: RunSpec) -> FitSettings:

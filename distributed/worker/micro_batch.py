@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import psutil
 import torch
-from torch import nn
 
 from distributed.plan.run_spec import RunSpec
 from exogym import device as devices
@@ -92,7 +91,7 @@ class Needs:
 class Trial:
     """Training steps of `model` with silent clips of `longest`, which leave no trace."""
 
-    model: nn.Module
+    model: WhisperModelWrapper
     batches: ShardBatches
     longest: tuple[int, int]
     share: Share
@@ -131,7 +130,7 @@ class Trial:
     def _step(self, clips: int) -> None:
         batch = to_device(self.batches.blank(clips, self.longest), self.share.device)
         with devices.autocast(self.share.device, self.precision):
-            loss, weight = self.model(batch)
+            loss, weight = self.model.alone(batch)
         (loss * weight).backward()
 
 

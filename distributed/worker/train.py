@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -22,6 +23,8 @@ from exogym.comm.relayed_store import RelayedStore
 from exogym.errors import PeerLost
 from exogym.membership import Generation
 from exogym.micro_batches import Memory
+from exogym.pipeline import StageNode
+from exogym.train_node import TrainNode
 from exogym.trainer import Trainer
 from whisper_tuner.errors import HostError
 from whisper_tuner.files import write_atomically
@@ -81,7 +84,11 @@ class RankTrainer(Trainer):
 
     def __init__(self, spec: RunSpec, channel: ControlChannel, work: RankWork):
         super().__init__(work.model, work.train, work.validation)
-        self.spec, self.channel = spec, channel
+        self.spec, self.channel, self._gather = spec, channel, work.gather
+
+    @property
+    def _node_class(self) -> Callable[..., TrainNode]:
+        return partial(StageNode, gather=self._gather) if self._gather else TrainNode
 
     def _build_connection(self, rank: int) -> Comm:
         """Connect to one generation of ranks after another, as the launcher's coordinator calls them."""

@@ -5,6 +5,7 @@ ExogymError
 │   └── UnknownSetting one that there is not (also a TypeError)
 ├── PeerLost           another rank died, froze or cut the connection
 │   └── Stranger       somebody without the run's key was in its place
+├── StageLost          a stage of a pipeline is gone, and with it a part of the model
 ├── Rejoined           this rank was away, and has been given the state of the others (for the training loop alone)
 ├── RanksDiverged      ranks that must hold the same thing do not
 ├── NotFinite          a loss or gradient became NaN or infinite
@@ -34,6 +35,10 @@ class PeerLost(ExogymError):
 
 class Stranger(PeerLost):
     pass
+
+
+class StageLost(ExogymError):
+    """Ends the run, which can be resumed."""
 
 
 class Rejoined(ExogymError):

@@ -50,12 +50,7 @@ class Forward:
 
     def __call__(self, batch: Batch) -> tuple[Tensor, float, int]:
         """Return (mean loss, weight of that mean, number of samples)."""
-        if self._device.type == "mps":  # the driver's memory grows with each new shape until the cache is emptied
-            shapes = [t.shape for t in tensors(batch)]
-            if shapes != self._shapes:
-                devices.trim_cache(self._device)
-            self._shapes = shapes
-        batch = to_device(batch, self._device)
+        batch = self.on_device(batch)
         samples = len(sample_ids(batch)) or count_samples(batch)
         with devices.autocast(self._device, self._precision):
             output = self._model(batch)
@@ -65,6 +60,14 @@ class Forward:
         is_figure = isinstance(found, Real) or (isinstance(found, Tensor) and found.numel() == 1)
         self.accuracy = float(cast(Any, found)) if is_figure and not torch.is_grad_enabled() else None
         return loss, float(samples if weight is None else weight), samples
+
+    def on_device(self, batch: Batch) -> Batch:
+        if self._device.type == "mps":  # the driver's memory grows with each new shape until the cache is emptied
+            shapes = [t.shape for t in tensors(batch)]
+            if shapes != self._shapes:
+                devices.trim_cache(self._device)
+            self._shapes = shapes
+        return to_device(batch, self._device)
 
 
 def loss_of(output: Any) -> tuple[Tensor, int | None]:

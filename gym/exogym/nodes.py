@@ -35,7 +35,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from exogym.errors import NodeFailed, PeerLost, SettingError
+from exogym.errors import NodeFailed, PeerLost, SettingError, StageLost
 from exogym.logger import Events
 
 JOB, WEIGHTS = "job.pt", "weights.pt"
@@ -231,7 +231,7 @@ def node_main(rank: int, num_nodes: int, folder: str, descriptor: int) -> None:
         pipe.send(("result", result))
     except BaseException as error:  # a boundary: also SystemExit, which a user's code may raise
         mistake = error if isinstance(error, SettingError) else None
-        pipe.send(("failure", traceback.format_exc(), isinstance(error, PeerLost), mistake))
+        pipe.send(("failure", traceback.format_exc(), isinstance(error, (PeerLost, StageLost)), mistake))
         sys.exit(1)
 
 

@@ -189,13 +189,16 @@ class TrainNode:
         state, parameters = self.state, self.strategy.parameters
         self.progress.epoch = state.now.epoch
         version = parameters.version
-        work = accumulate(batches, self.forward, parameters, self.strategy.no_sync)
+        work = self.accumulate(batches)
         self.strategy.passes_change_weights |= parameters.version != version
         work.cost = self.train.cost((state.now.epoch, state.now.in_epoch), work.samples)
         state.trained.setdefault(state.now.epoch, []).extend(work.ids)
         state.samples += work.samples
         state.loss.add(work.loss.total, work.loss.weight)
         return work
+
+    def accumulate(self, batches: list[Batch]) -> StepWork:
+        return accumulate(batches, self.forward, self.strategy.parameters, self.strategy.no_sync)
 
     def optimizer_step(self, work: StepWork) -> StepResult:
         """Do what a rank does by itself in a step; with AllReduce that is nothing, as all ranks step together."""

@@ -96,13 +96,13 @@ class Trainer(ABC):
             assert train is not None  # SettingError otherwise
             self._choose_minibatch(train, val, comm, settings, device, events or NullLogger())
             folder, keep = settings.save_dir, settings.keep_checkpoints
-            self.node = TrainNode(
+            self.node = self._node_class(
                 self.model,
                 comm,
                 copy.deepcopy(settings.strategy),
-                _shared(train, comm),
+                self._shared(train, comm),
                 settings,
-                val=None if val is None else _shared(val, comm),
+                val=None if val is None else self._shared(val, comm),
                 events=events,
                 should_stop=should_stop,
                 checkpoints=Checkpoints(folder, comm.members[comm.rank], keep=keep) if folder else None,
@@ -110,6 +110,16 @@ class Trainer(ABC):
             return self.node.run()
         finally:
             comm.close()
+
+    @property
+    def _node_class(self) -> Callable[..., TrainNode]:
+        return TrainNode
+
+    def _shared(self, samples: DatasetSamples | BatchSource, comm: Comm) -> BatchSource:
+        """Share a data set that all ranks have among them."""
+        if isinstance(samples, BatchSource):
+            return samples
+        return ElasticSampler(samples, comm.members, comm.members[comm.rank])
 
     def _choose_minibatch(
         self,
@@ -285,13 +295,6 @@ def _open_logger(given: Events | None, log_interval: int | None) -> Iterator[Eve
     finally:
         if close := getattr(logger, "close", None):
             close()
-
-
-def _shared(samples: DatasetSamples | BatchSource, comm: Comm) -> BatchSource:
-    """Share a data set that all ranks have among them."""
-    if isinstance(samples, BatchSource):
-        return samples
-    return ElasticSampler(samples, comm.members, comm.members[comm.rank])
 
 
 def is_factory(data: Any) -> bool:

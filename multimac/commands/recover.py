@@ -116,7 +116,10 @@ def _recover(one: Kept, final: Path, here: Path, tell: Callable[[str], None]) ->
     from whisper_tuner.model.base_model import load_base, prepare, set_language
 
     folder = _fetched(one, final.parent)
-    profile = RunSpec.from_json((folder / f"{one.rank}{SPEC}").read_text("utf-8")).known_profile
+    spec = RunSpec.from_json((folder / f"{one.rank}{SPEC}").read_text("utf-8"))
+    if spec.is_pipeline:
+        raise RunError("it is one half of a model (strategy = pipeline)", remedy="Go on with --resume on both hosts.")
+    profile = spec.known_profile
     base = _fetched_base(one, profile.base_model, here)
     try:
         state = Checkpoints(folder, unquote(one.rank)).load(one.number)["agreed"]

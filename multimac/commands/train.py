@@ -22,7 +22,8 @@ from distributed.hosts.sync import lacking
 from distributed.plan.automatic import Measured, may_choose
 from distributed.plan.hosts_file import EXAMPLE_FILE, HOSTS_FILE, load_hosts, meeting_address
 from distributed.plan.job import BESIDE, Job, resolve
-from distributed.plan.prepare import Prepared, prepare_run
+from distributed.plan.prepare import STAGES, Prepared, prepare_run
+from distributed.plan.run_spec import PIPELINE
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts
 from multimac.view.preflight_view import show_preflight
@@ -76,12 +77,16 @@ def train_here(
     console = Console()
     job = resolve(ConfigFile(config), name, strategy="allreduce", settings=settings)  # alone, none to agree with
     _check_device(job.profile.device)
+    if job.distribution.strategy == PIPELINE:  # alone it is only worth a try
+        ranks = max(ranks, STAGES)
     with new_run(job.profile.runs_dir, job.name) as run_dir:
         prepared = prepare_run(
             job, run_dir, local_ranks=ranks, show_status=partial(working, console), measured=one_machine
         )
         prepared.launch.save(run_dir)
     _announce(console, job, prepared, run_dir)
+    if job.distribution.strategy == PIPELINE:
+        console.print(prepared.rounds, soft_wrap=True)
     return start(console, run_dir, watch=watch, detach=detach)
 
 

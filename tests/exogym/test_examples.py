@@ -137,6 +137,13 @@ def test_lesson_3():
 
 
 @pytest.mark.slow
+def test_lesson_5():
+    shown = run("tutorial_pipeline", "--quick").splitlines()
+    alone, same, rounded = (float(re.search(r"loss (\S+)", line)[1]) for line in shown)
+    assert same == pytest.approx(alone, abs=2e-4) and rounded == pytest.approx(alone, abs=2e-2)
+
+
+@pytest.mark.slow
 def test_lesson_4(tmp_path):
     shown = run("tutorial_production", "--quick", "--out", tmp_path)
     stopped = int(re.search(r"stopped after (\d+) steps", shown)[1])

@@ -309,7 +309,7 @@ class Bf16(Tokens):
         return super().forward(batch)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "pipeline"])
 def test_every_strategy_trains_in_bf16(name):
     config, _ = STRATEGIES[name]
     model = Bf16()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import gelu
-from transformers import GenerationConfig, WhisperForConditionalGeneration, WhisperProcessor
+from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration, WhisperProcessor
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.whisper.modeling_whisper import (
     WhisperDecoder,
@@ -28,6 +30,7 @@ from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.files import expanded
 from whisper_tuner.hub import HUB_ID, LAYOUT, check_files, check_kind, loading
 from whisper_tuner.languages import language_code
+from whisper_tuner.model.memory import ENCODER, PARTS
 from whisper_tuner.model.rounded import IN_FLOAT32, hold_rounded
 from whisper_tuner.model.special_tokens import settle_generation
 from whisper_tuner.text import parse_json
@@ -50,11 +53,12 @@ class _RoundedDecoder(_PartlyRounded):
 
 
 def load_base(
-    path: str | Path, profile: Profile | None = None
+    path: str | Path, profile: Profile | None = None, *, part: str = ""
 ) -> tuple[WhisperForConditionalGeneration, WhisperProcessor]:
     """Load model (float32, on the CPU) and processor of a folder in transformers layout or of a hub id.
 
     profile: its linear layers and embeddings are bf16 where it says so; `prepare` makes them usable.
+    part: one of PARTS; the other one is read without its layers, which never come into memory.
     Raises ModelError for what is not a loadable Whisper.
     """
     name = str(expanded(path)) if expanded(path).exists() else str(path)
@@ -71,7 +75,7 @@ def load_base(
                 kind = _RoundedEncoder
             elif profile.method == "decoder" and not profile.rounds_frozen:
                 kind = _RoundedDecoder
-        model = kind.from_pretrained(name, dtype=dtype)
+        model = _of_part(kind, name, dtype, part) if part else kind.from_pretrained(name, dtype=dtype)
         model.__class__ = WhisperForConditionalGeneration
         processor = WhisperProcessor.from_pretrained(name)
         _mend_generation_config(name, model)
@@ -106,6 +110,45 @@ def prepare(model: WhisperForConditionalGeneration, profile: Profile) -> nn.Modu
     if profile.rounds_frozen or profile.rounds_trained:
         hold_rounded(model, profile.frozen_precision)
     return found
+
+
+def _of_part(kind: Any, name: str, dtype: torch.dtype, part: str) -> Any:
+    """Load a model that says it has all its layers, as plans and exports go by that, and has only those of one part."""
+    config = WhisperConfig.from_pretrained(name)
+    layers = _layers_beside(config, part)
+    config.update(dict.fromkeys(layers, 0))
+    without = rf"^model\.({'|'.join(other for other in PARTS if other != part)})\.layers\."
+    quiet: Any = type(kind.__name__, (kind,), {"_keys_to_ignore_on_load_unexpected": [without]})
+    model = quiet.from_pretrained(name, dtype=dtype, config=config)
+    model.config.update(layers)
+    return model
+
+
+def _layers_beside(config: WhisperConfig, part: str) -> dict[str, int]:
+    """Return the number of layers that the other part has, by its key."""
+    return {f"{other}_layers": getattr(config, f"{other}_layers") for other in PARTS if other != part}
+
+
+def train_only(model: nn.Module, part: str) -> None:
+    """Freeze what is left of the other part of a model that `load_base` has read in part."""
+    for name, parameter in model.named_parameters():
+        if ("model.encoder." in name) != (part == ENCODER):
+            parameter.requires_grad_(False)
+
+
+def skeleton(model: nn.Module, profile: Profile, *, part: str = "") -> nn.Module:
+    """Return the whole of a model that was read in part, or `part` of it, prepared as it was, with no weights ("meta").
+
+    The first numbers of adapters are drawn all the same, from torch's generator.
+    """
+    whisper = whisper_of(model)
+    config = copy.deepcopy(whisper.config)
+    if part:
+        config.update(dict.fromkeys(_layers_beside(config, part), 0))
+    with torch.device("meta"):
+        whole = WhisperForConditionalGeneration(config)
+    whole.generation_config = whisper.generation_config
+    return prepare(whole, replace(profile, frozen_precision="float32", optimizer="adamw"))
 
 
 def set_language(model: nn.Module, language: str | None, task: str = "transcribe") -> None:

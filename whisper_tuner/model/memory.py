@@ -35,6 +35,10 @@ TOKENS_PER_S = 6  # of fast speech
 LOGITS = 4  # copies of them in the loss and its backward pass
 MPS_SHARE = 0.7  # of a Mac's memory for its GPU: Metal's recommendedMaxWorkingSetSize is two thirds to three quarters
 RESERVE = 0.1  # of the memory: left to what else runs there
+ENCODER, DECODER = PARTS = "encoder", "decoder"  # the halves of a model, as the stages of a pipeline
+# Micro-batches of a pipeline's step, where it has so many clips: with two stages a fifth of the time is waiting. The
+# encoder has the activations of IN_FLIGHT of them.
+PASSES, IN_FLIGHT = 4, 2
 MOST, MOST_LAYERS = 10_000_000, 1000  # of a dimension, of layers; a config.json with more is damaged
 
 
@@ -65,6 +69,10 @@ class ModelShape:
         """Including the embedding, which is also the output layer."""
         embedding = (self.vocab_size + self.max_target_positions) * self.d_model
         return embedding + _layers(self.d_model, self.decoder_layers, self.decoder_ffn_dim, attentions=2)
+
+    def half(self, part: str) -> ModelShape:
+        """Return the shape of a model that has the layers of one part only."""
+        return replace(self, **{f"{other}_layers": 0 for other in PARTS if other != part})
 
     @property
     def positions(self) -> int:
@@ -161,18 +169,31 @@ def best_bytes(profile: Profile) -> int:
 
 
 def training_memory(
-    shape: ModelShape, profile: Profile, *, clips: int, clip_s: float = 30.0, device: str = "cpu", more_bytes: int = 0
+    shape: ModelShape,
+    profile: Profile,
+    *,
+    clips: int,
+    clip_s: float = 30.0,
+    device: str = "cpu",
+    more_bytes: int = 0,
+    part: str = "",
 ) -> int:
     """Estimate the bytes that training takes at its peak, with so many clips computed at once.
 
     On cuda, of the card. clip_s: their padded length. more_bytes: what the strategy takes for each trained parameter
-    beyond TRAINED_BYTES; not of a card.
+    beyond TRAINED_BYTES; not of a card. part: one of PARTS, for a stage of a pipeline that trains both.
     """
+    if part:
+        shape = shape.half(part)
     trained = trained_parameters(shape, profile)
+    if part and profile.method == "full":  # without what is left of the other part
+        trained = shape.encoder_parameters - shape.positions if part == ENCODER else shape.decoder_parameters
+    clips *= IN_FLIGHT if part == ENCODER else 1
     weights = FLOAT * (shape.parameters + (trained if profile.method == "lora" else 0))
     weights -= (FLOAT - FROZEN.get(profile.frozen_precision, FLOAT)) * frozen_parameters(shape, profile)
     weights -= (FLOAT - FROZEN["bf16"]) * trained if profile.rounds_trained else 0
     tokens, logits = _lengths(shape, clip_s)[1], FLOAT * LOGITS * shape.vocab_size  # bytes of a token's logits
+    tokens = 0 if part == ENCODER else tokens
     if device == "cuda":  # adapters keep hardly more there, and logits are made for some tokens at a time
         staged = 2 * min(STAGED, FLOAT * trained)
         kept = clips * _layers_keep(shape, profile, clip_s, more=0)
@@ -198,22 +219,28 @@ def profile_memory(
     clips: int | None = None,
     device: str = "cpu",
     more_bytes: int = 0,
+    part: str = "",
 ) -> int | None:
     """Estimate the most bytes that a profile takes in each worker; None if the model's dimensions are not known here.
 
     Without clips that are padded to 30 s in their turn: where one does not fit, a worker leaves that out.
     longest_s: of the longest clip, if the manifest has been read. clips: computed at once, if not as the worker does.
-    more_bytes: see training_memory.
+    more_bytes, part: see training_memory.
     """
     shape = shape_of(profile.base_model)
     if shape is None:
         return None
     longest = profile.max_duration_s if longest_s is None else longest_s
     clip_s = min(30.0, longest) if profile.audio_context in ("cropped", "mixed") else 30.0
-    batch = math.ceil(profile.batch_size / profile.accumulation)
+    batch = math.ceil(profile.batch_size / (passes(profile) if part else profile.accumulation))
     most = CPU_POSITIONS if device == "cpu" else POSITIONS
     clips = clips or min(batch, max(1, most // max(_lengths(shape, clip_s))))
-    return training_memory(shape, profile, clips=clips, clip_s=clip_s, device=device, more_bytes=more_bytes)
+    return training_memory(shape, profile, clips=clips, clip_s=clip_s, device=device, more_bytes=more_bytes, part=part)
+
+
+def passes(profile: Profile) -> int:
+    """Return the micro-batches of a pipeline's step."""
+    return max(profile.accumulation, min(PASSES, profile.batch_size))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,9 +257,17 @@ class Way:
 
 
 def ways_of(
-    profile: Profile, *, longest_s: float | None = None, device: str = "cpu", more_bytes: int = 0
+    profile: Profile,
+    *,
+    longest_s: float | None = None,
+    device: str = "cpu",
+    more_bytes: int = 0,
+    part: str = "",
 ) -> tuple[Way, ...]:
-    """Return the ways to train the profile, the fastest first; () if the model's dimensions are not known here."""
+    """Return the ways to train the profile, the fastest first; () if the model's dimensions are not known here.
+
+    part: see training_memory.
+    """
     kinds = [profile.frozen_precision]
     if profile.frozen_precision == "auto":
         kinds = ["float32"] if profile.method == "full" else [*FROZEN]
@@ -241,7 +276,7 @@ def ways_of(
         for kind in kinds:
             one = replace(profile, frozen_precision=kind, gradient_checkpointing=again)
             whole, least = (
-                profile_memory(one, clips=clips, longest_s=longest_s, device=device, more_bytes=more_bytes)
+                profile_memory(one, clips=clips, longest_s=longest_s, device=device, more_bytes=more_bytes, part=part)
                 for clips in (None, 1)
             )
             if whole is None or least is None:
@@ -265,8 +300,8 @@ def _layers_keep(shape: ModelShape, profile: Profile, clip_s: float, *, more: in
     more = more if profile.method == "lora" else 0
     encoder_layer = frames * ((10 + more) * d + 2 * shape.encoder_ffn_dim)
     decoder_layer = tokens * ((18 + more) * d + 2 * shape.decoder_ffn_dim) + 2 * frames * d
-    of_encoder = encoder_layer if checkpointing else shape.encoder_layers * encoder_layer
-    of_decoder = decoder_layer if checkpointing else shape.decoder_layers * decoder_layer
+    of_encoder = (min(1, shape.encoder_layers) if checkpointing else shape.encoder_layers) * encoder_layer
+    of_decoder = (min(1, shape.decoder_layers) if checkpointing else shape.decoder_layers) * decoder_layer
     if checkpointing:  # the inputs of each layer, and one layer whole
         of_encoder += shape.encoder_layers * frames * d
         of_decoder += shape.decoder_layers * tokens * d
@@ -289,7 +324,7 @@ def _attention_weights(shape: ModelShape, profile: Profile, clip_s: float) -> in
     square = shape.encoder_attention_heads * frames**2 if profile.trains_encoder else 0
     encoder_layer = square and square + 2 * frames * d
     decoder_layer = heads * tokens * (frames + 3 * tokens) + (frames + 3 * tokens) * d
-    layers = (1, 1) if checkpointing else (shape.encoder_layers, shape.decoder_layers)
+    layers = [min(1, count) if checkpointing else count for count in (shape.encoder_layers, shape.decoder_layers)]
     backward = 2 * square if checkpointing else max(0, 2 * square - LOGITS * tokens * shape.vocab_size)
     return FLOAT * (layers[0] * encoder_layer + layers[1] * decoder_layer + backward)
 

@@ -80,8 +80,8 @@ class ProcessGroupComm(Comm):
     ):
         super().__init__()
         self.rank, self.world_size, self.timeout = rank, world_size, timeout
-        self._work: dist.Work | _Works | None = None
-        self._buffers: tuple[Tensor, ...] = ()
+        # Of each thread: what it waits for, and the buffers of that.
+        self._held: dict[int, tuple[dist.Work | _Works | None, tuple[Tensor, ...]]] = {}
         self._interrupted, self._is_interrupted = interrupted, False
         self._lost: PeerLost | None = None
         # gloo's own timeout is the same: the process of a rank that gave up cannot exit before it has passed.
@@ -230,9 +230,10 @@ class ProcessGroupComm(Comm):
         group, self._group = self._group, None
         if group is None:
             return
-        if self._lost and self._work is not None:
-            _abandon(group, self._work, self._buffers)
-        self._work, self._buffers = None, ()
+        for work, buffers in self._held.values():
+            if self._lost and work is not None:
+                _abandon(group, work, buffers)
+        self._held = {}
 
     def _in_pieces(
         self, flat: Tensor, what: str, start: Start, *, meet: Start, wait: Callable[..., None] | None = None
@@ -323,18 +324,19 @@ class ProcessGroupComm(Comm):
             raise self._lost
         if self._group is None:
             raise ExogymError(f"{what} on a closed communicator")
-        deadline = time.monotonic() + limit
+        deadline, thread = time.monotonic() + limit, threading.get_ident()
         try:
-            self._work, self._buffers = None, buffers
+            self._held[thread] = None, buffers
             if self._is_interrupted or self._interrupted():
                 raise RuntimeError("interrupted")
-            self._work = start()
-            while not finished(self._work):
+            work = start()
+            self._held[thread] = work, buffers
+            while not finished(work):
                 if self._is_interrupted or self._interrupted():
                     raise RuntimeError("interrupted")
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"no answer within {limit:g} s")
-            self._work, self._buffers = None, ()
+            self._held.pop(thread, None)
         except RuntimeError as error:
             self._lost = PeerLost(f"rank {self.rank} of {self.world_size} lost a peer in {what}: {brief(error)}")
             raise self._lost from error

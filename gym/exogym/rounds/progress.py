@@ -135,7 +135,7 @@ class Validation:
         keep_best: bool = False,
     ):
         self._sampler = None if source is None else sampler_of(source, comm.members)
-        self._model, self._forward = model, forward
+        self._model, self.forward = model, forward
         self._comm, self._state, self._progress = comm, state, progress
         self._keep_best = keep_best
 
@@ -201,10 +201,10 @@ class Validation:
             for batches in self._sampler.epoch(0):
                 self._comm.alive()
                 for batch in batches:
-                    loss, weight, _ = self._forward(batch)
+                    loss, weight, _ = self.forward(batch)
                     if weight > 0 and isfinite(value := loss.item()):
                         mean.add(value * weight, weight)
-                        if (accuracy := self._forward.accuracy) is not None:
+                        if (accuracy := self.forward.accuracy) is not None:
                             right.add(accuracy * weight, weight)
         sums = torch.tensor([mean.total, mean.weight, right.total, right.weight], dtype=torch.float64)
         self._comm.all_reduce_(sums)

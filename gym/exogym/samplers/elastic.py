@@ -196,8 +196,11 @@ class ElasticSampler:
             done = self._done_at_reshard.get(epoch)
             left = None if done is None else ~done
             before = self._steps_made + sum(map(self.steps_in, range(self.first_epoch, epoch)))
-            self._plans[epoch] = self.samples.plan(epoch, left, self.members, self.weights, before)
+            self._plans[epoch] = self._divide(epoch, left, before)
         return self._plans[epoch]
+
+    def _divide(self, epoch: int, left: Tensor | None, before: int) -> Plan:
+        return self.samples.plan(epoch, left, self.members, self.weights, before)
 
     def _mark_done(self, epoch: int, first: int, last: int, members: Sequence[str]) -> None:
         if epoch not in self._done:
@@ -208,6 +211,13 @@ class ElasticSampler:
                 self._done[epoch][numbers] = True
             elif numbers:
                 self.needs_reshard = True
+
+
+class SharedSampler(ElasticSampler):
+    """An ElasticSampler of ranks that train one model in parts: each has all samples, in the same batches."""
+
+    def _divide(self, epoch: int, left: Tensor | None, before: int) -> Plan:
+        return self.samples.plan(epoch, left, ("all",), (1.0,), before) * len(self.members)
 
 
 class FixedSampler:

@@ -290,6 +290,8 @@ class NodeState:
         parameters, length = self.strategy.parameters, self._length
         data = repr((self.sampler.fingerprint(), length.epochs, length.max_steps, self._patience)).encode()
         data_hash = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)
+        if self.strategy.divides_model:
+            return [0, 0, data_hash]
         return [parameters.layout(), parameters.frozen_digest(), data_hash]
 
     def version(self) -> Version:
@@ -298,7 +300,8 @@ class NodeState:
 
     def fingerprint_of(self, agreed: dict[str, Any]) -> int:
         strategy = {key: value for key, value in agreed["strategy"].items() if key not in self.strategy.drifts}
-        return fingerprint({**agreed, "strategy": strategy, "version": None, "buffers": None})
+        own = ("version", "buffers", *(["best_weights"] if self.strategy.divides_model else []))
+        return fingerprint({**agreed, "strategy": strategy, **dict.fromkeys(own)})
 
     def agreed_state(self) -> dict[str, Any]:
         """Return what ranks have in common, not copied. After a stop inside a round: as it was before they agreed."""

@@ -326,12 +326,14 @@ def _begin_from_checkpoints(
     if common:
         chosen = [max(o for o in report.offers if o.state == max(common)) for report in reports]
         # For what is each rank's own no more than one agreement is given up.
-        if best.number // 2 - chosen[0].number // 2 <= 1:
+        if state.strategy.divides_model or best.number // 2 - chosen[0].number // 2 <= 1:
             inside = any(offer.number % 2 for offer in chosen)
             exactly = saved.load(chosen[comm.rank], exactly=True, inside=inside)
             return Synced(
                 term=term, fingerprint=chosen[0].fingerprint, checkpoint=chosen[0].number // 2, exactly=exactly
             )
+    if state.strategy.divides_model:
+        raise CheckpointError("there is no step of which all stages of the model have a checkpoint: start a new run")
     own = [max((o for o in report.offers if o.state == best.state), default=None) for report in reports]
     others = [n for n, offer in enumerate(own) if offer is None]
     if mine := own[comm.rank]:
@@ -404,7 +406,8 @@ def common_weights(comm: Comm, state: NodeState, own: torch.Tensor) -> torch.Ten
         comm.broadcast_(taken)
         return taken
 
-    return None if comm.world_size == 1 else comm.commit_together(DRIFT_CHECK, compare)
+    alone = comm.world_size == 1 or state.strategy.divides_model
+    return None if alone else comm.commit_together(DRIFT_CHECK, compare)
 
 
 def send_state(comm: Comm, state: dict[str, Any], to: int) -> None:

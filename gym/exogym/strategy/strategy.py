@@ -68,6 +68,7 @@ class Strategy:
     (Comm.commit_together), and once it counts `apply` what it gave.
 
     differs: ranks may have other weights after an exchange; then their mean is everybody's at the end of a run.
+    divides_model: each rank has another part of the model, so nobody has what another one lacks.
     drifts: the parts of agreed_state that may differ from rank to rank: because each has its own, or computes it with
     arithmetic that differs from machine to machine in the last bit. They are handed to newcomers, and are not compared.
     stretches: ranks with less to do make fewer, larger steps. Where the strategy can tell, their change in a round then
@@ -79,6 +80,7 @@ class Strategy:
 
     Config: type[StrategyConfig] = StrategyConfig
     differs: bool = True
+    divides_model: bool = False
     stretches: bool = False
     samples_in_step: float = 0.0
     passes_change_weights: bool = False
@@ -97,7 +99,7 @@ class Strategy:
         """Take on the model, already on its device. The caller sees to it that ranks start alike (state_sync.py)."""
         self.model, self.comm = model, comm
         self.parameters = FlatParameters(model)
-        if not self.parameters.num_parameters:
+        if not self.parameters.num_parameters and not self.divides_model:
             raise SettingError("the model has no trainable parameters")
         self.optimizer = None  # type: ignore[assignment]  # until one is made: here, or below
         self._init_node(model, comm.rank, comm.world_size)

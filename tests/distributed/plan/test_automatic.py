@@ -215,7 +215,7 @@ MEASURED = {
     ("sparta", ("compression_method = topk", "quantization_bits = 8")): 37.4,
     ("sparta_diloco", ("compression_method = topk", "outer_momentum = 0.9")): 49.6,
 }
-NOT_MEASURED = {"demo"}
+NOT_MEASURED = {"demo", "pipeline"}  # of a pipeline see test_memory.py
 
 
 @pytest.mark.parametrize("run", MEASURED, ids=str)

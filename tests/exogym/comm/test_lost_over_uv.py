@@ -188,7 +188,7 @@ def lost_round(port, number, at_piece, exchange=ProcessGroupComm.all_reduce_):
             if at_piece:
                 groups[1].all_reduce_(torch.ones(1))
                 # In this order: the work of the meeting is forgotten before there are buffers of a piece.
-                wait_until(lambda: any(b.numel() > 1 for b in groups[0]._buffers) and groups[0]._work is not None, 3)
+                wait_until(lambda: any(w and held[0].numel() > 1 for w, held in groups[0]._held.values()), 3)
             time.sleep(0.1)
         finally:
             given_up.set()

@@ -37,6 +37,7 @@ KEYS = {
     "fedavg": "island_size = 1\nmin_lr_ratio = 0.1",
     "sparta": "p_sparta = 0.1\ncompression_method = topk\nquantization_bits = 8",
     "demo": "compression_decay = 0.99\ncompression_topk = 8\ncompression_chunk = 32\ncheck_interval = 3",
+    "pipeline": "wire = float32",
     "sparta_diloco": "sparta_interval = 3\ncompression_method = partitioned\nquantization_bits = 4",
 }
 
@@ -59,7 +60,9 @@ def events_of(run: Path, kind: str) -> list[dict]:
     return [event for event in read_events(run / "events.jsonl")[0] if event["type"] == kind]
 
 
-@pytest.mark.parametrize("strategy", [pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES if name != "pipeline"]
+)
 def test_two_local_ranks_end_with_one_model(config_of, folder, strategy, capsys):
     assert train_here(config_of(strategy), "mine", ranks=2) == ExitStatus.OK
     [run] = folder.glob("runs/*")
