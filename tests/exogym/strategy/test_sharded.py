@@ -21,6 +21,9 @@ class Unused(Tokens):
     def __init__(self):
         super().__init__(vocabulary=50)
         self.unused = nn.Parameter(torch.ones(48))
+        generator = torch.Generator().manual_seed(5)  # the threads of ranks share torch's own
+        for p in self.parameters():
+            nn.init.normal_(p, std=0.3, generator=generator)
 
 
 def train(comm, *, folder=None, stop_at=None, model=Unused, **settings):

@@ -1,4 +1,4 @@
-"""Two hosts train as a pipeline what neither has the memory for alone; one is lost, and the run goes on later."""
+"""Two hosts train what neither has the memory for alone: as a pipeline, or with the optimizer's moments divided."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ seed = 3
 checkpoint_interval = 2
 [distributed:d]
 base_profile = deep
-strategy = pipeline
-wire = float32
+{strategy}
 """
+PIPELINE = "strategy = pipeline\nwire = float32"
+ALL_REDUCE = "strategy = allreduce\nshares = fixed"
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,13 @@ SIZES = {"ffn_dim": 3072, "attention_heads": 12}
 
 
 def losses(runner) -> list[float]:
-    return [event["loss"] for event in runner.events("step") if event["rank"] == 0]
+    """Return the mean loss of each step, over the tokens of all ranks that had some."""
+    steps: dict[int, list[dict]] = {}
+    for event in runner.events("step"):
+        steps.setdefault(event["step"], []).append(event)
+    return [
+        sum((e["loss"] or 0) * e["tokens"] for e in each) / sum(e["tokens"] for e in each) for each in steps.values()
+    ]
 
 
 def finetune(runner) -> list[str]:
@@ -96,8 +103,8 @@ def weights(runner) -> dict[str, torch.Tensor]:
     return load_file(runner.run_dir / "final" / "model.safetensors")
 
 
-def test_two_hosts_train_what_neither_can_alone_and_go_on_after_a_loss(lab, runner_in, deep, tmp_path):
-    text = TEXT.format(model=deep, project=PROJECT, steps=4)
+def test_a_pipeline_trains_what_neither_host_can_alone_and_goes_on_after_a_loss(lab, runner_in, deep, tmp_path):
+    text = TEXT.format(model=deep, project=PROJECT, steps=4, strategy=PIPELINE)
     alone, limited, together, broken = runners = [
         runner_in(tmp_path / name) for name in ("alone", "limited", "together", "broken")
     ]
@@ -142,3 +149,24 @@ def test_two_hosts_train_what_neither_can_alone_and_go_on_after_a_loss(lab, runn
         print(
             f"{part}: forecast {forecast / 1e9:.2f} GB, after steps {held / 1e9:.2f}, trial {trial['needed'] / 1e9:.2f}"
         )
+
+
+def test_divided_moments_train_what_neither_host_can_with_all_of_them(lab, runner_in, deep, tmp_path):
+    whole, limited, divided = runners = [runner_in(tmp_path / name) for name in ("whole", "limited", "divided")]
+    for runner in runners:
+        runner.folder.mkdir()
+        runner.config(TEXT.format(model=deep, project=PROJECT, steps=4, strategy=ALL_REDUCE))
+    whole.run("d", "h2", text=TEXT.format(model=deep, project=PROJECT, steps=4, strategy=ALL_REDUCE))
+    try:
+        for host in ("h1", "h2"):
+            lab.set_memory(host, LIMIT)
+        runs_out_of_memory(limited)
+        strategy = f"{ALL_REDUCE}\nshard_optimizer = true"
+        divided.run("d", "h2", text=TEXT.format(model=deep, project=PROJECT, steps=4, strategy=strategy))
+    finally:
+        for host in ("h1", "h2"):
+            lab.set_memory(host, 10**12)
+    assert losses(divided) == pytest.approx(losses(whole), rel=1e-6) and len(losses(whole)) == 4
+    expected, found = weights(whole), weights(divided)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    print("most bytes:", {event["host"]: event["memory"] for event in divided.events("step")})
