@@ -3,6 +3,8 @@
 import json
 import math
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from exogym_toys import Processes, run_threads
@@ -184,6 +186,8 @@ def test_more_than_was_announced_is_refused_before_memory_is_taken(tape):
 
 class Rank:
     """What sync_state asks of a rank; the state is a word. Its version is (term, count), its fingerprint a number."""
+
+    strategy = SimpleNamespace(divides_model=False)
 
     def __init__(
         self, state: str, version=NOT_BEGUN, *, fingerprint=7, offers=(), fixed=(1, 2, 3), damaged=False, own=True
