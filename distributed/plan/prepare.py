@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -75,14 +76,11 @@ def prepare_run(
     if local_ranks > 1 and not profile.num_threads:  # ranks of one machine share its cores
         profile = dataclasses.replace(profile, num_threads=max(1, (os.cpu_count() or 1) // local_ranks))
     checked = _checked(profile, len(labels), run_dir, show_status)
-    manifests = {kind: manifest for kind, manifest in checked.items() if kind != "test"}
-    for kind, manifest in manifests.items():
-        write_manifest(run_dir / f"{kind}.csv", manifest.samples)
+    manifests = _written(checked, run_dir)
     shards = _shards(manifests, profile.shards or labels, whole=is_pipeline)
     clips, shard_count = len(manifests["train"].samples), 1 if is_pipeline else len(shards["train"])
     steps_per_epoch = steps_in_epoch(clips, shard_count, profile.batch_size, job.dealt_over)
-    all_steps = steps_per_epoch * profile.epochs
-    total_steps = min(all_steps, profile.max_steps or all_steps)
+    total_steps = min(steps_per_epoch * profile.epochs, profile.max_steps or sys.maxsize)
     conditions, rounds = None, ""
     if measured and (shape := shape_of(str(model_folder(profile.base_model)))):  # else the defaults stay
         parameters, known = trained_parameters(shape, profile), measured()
@@ -90,8 +88,7 @@ def prepare_run(
         conditions = Conditions(parameters=parameters, hosts=len(labels), steps=total_steps, measured=known)
         job, rounds = chosen(job, conditions)
     interval = profile.checkpoint_interval or _checkpoint_interval(job, total_steps, conditions)
-    if is_pipeline:
-        rounds = _told_of_pipeline(labels, interval)
+    rounds = _told_of_pipeline(labels, interval) if is_pipeline else rounds
     spec = RunSpec(  # what all ranks are told alike; the files are still the user's own
         run_id=run_dir.name,
         run_dir=str(run_dir),
@@ -116,6 +113,14 @@ def prepare_run(
         manifests=tuple(checked.values()),
         rounds=rounds,
     )
+
+
+def _written(checked: Mapping[str, Manifest], run_dir: Path) -> dict[str, Manifest]:
+    """Write the lists of the clips to train on and to validate with, and return these manifests."""
+    manifests = {kind: manifest for kind, manifest in checked.items() if kind != "test"}
+    for kind, manifest in manifests.items():
+        write_manifest(run_dir / f"{kind}.csv", manifest.samples)
+    return manifests
 
 
 def check_pipeline(job: Job, ranks: int) -> None:

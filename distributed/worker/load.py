@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_model
@@ -25,6 +26,7 @@ from exogym.strategy import strategy_of
 from exogym.strategy.diloco_settings import DiLoCoConfig
 from exogym.train_node import TrainResult
 from exogym.trainer import DataSource
+from whisper_tuner.config import Profile
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.data.dataset import Sample, load_manifest
 from whisper_tuner.data.encoder_store import EncoderStore
@@ -94,12 +96,8 @@ def load_whisper(
         torch.set_num_threads(profile.num_threads)
     torch.manual_seed(profile.seed)
     part = PARTS[spec.rank] if spec.is_pipeline else ""
-    model, processor = load_base(profile.base_model, profile, part=part)
-    set_language(model, profile.language or None, profile.task)
-    if part == DECODER:
-        skeleton(model, profile, part=ENCODER)  # the adapters of the encoder are drawn first, as on one rank
-    trained, settings = prepare(model, profile), _fit_settings(spec)
-    clips = _Clips(spec, model, processor, events, unsent)
+    model, trained, processor = _load_model(profile, part)
+    clips, settings = _Clips(spec, model, processor, events, unsent), _fit_settings(spec)
     share = share_of_memory(spec, settings.device)
     if share.device.type == "cpu" and profile.precision == "float32":
         devices.keep_few_primitives()
@@ -127,16 +125,8 @@ def load_whisper(
         events=events,
         more_bytes=more_bytes(strategy, spec.world_size) + 2 * best_bytes(profile),
     )
-    kind = StagedSampler if part else ElasticSampler
-    sampler = kind(train, spec.hosts, spec.name)
-    validator = kind(validation, spec.hosts, spec.name) if validation is not None else None
-    if isinstance(sampler, StagedSampler) and isinstance(validator, StagedSampler):
-        sampler.validation = validator
-    if clips.encoder_store:
-        needed = train.stored_bytes(sampler.next_numbers())
-        needed += validation.stored_bytes(validator.next_numbers()) if validation is not None and validator else 0
-        all_of_machine = needed * spec.machine_workers  # they have about equal shares
-        clips.encoder_store.make_room(all_of_machine, int(profile.encoder_cache_gb * 1e9))
+    sampler, validator = _samplers(spec, train, validation)
+    clips.make_room([(train, sampler), *([(validation, validator)] if validation is not None and validator else [])])
     clips.prepare(train, sampler.next_numbers(profile.max_steps or None), train.speeds, stopped)
     if validation is not None and validator:
         clips.prepare(validation, validator.next_numbers(), (1.0,), stopped)
@@ -147,10 +137,28 @@ def load_whisper(
         settings=settings,
         save=lambda final, _: save_final(trained.cpu(), processor, final, profile.base_model),
     )
-    if not part:
-        return work
     whole = WholeModel(trained, profile)
-    return replace(work, save=lambda final, _: whole.save(final, processor), gather=whole.gather)
+    return replace(work, save=lambda final, _: whole.save(final, processor), gather=whole.gather) if part else work
+
+
+def _load_model(profile: Profile, part: str) -> tuple[Any, Any, Any]:
+    """Return the model as it was published, as it is trained (with adapters), and the processor."""
+    model, processor = load_base(profile.base_model, profile, part=part)
+    set_language(model, profile.language or None, profile.task)
+    if part == DECODER:
+        skeleton(model, profile, part=ENCODER)  # the adapters of the encoder are drawn first, as on one rank
+    return model, prepare(model, profile), processor
+
+
+def _samplers(
+    spec: RunSpec, train: ShardBatches, validation: ShardBatches | None
+) -> tuple[ElasticSampler, ElasticSampler | None]:
+    kind = StagedSampler if spec.is_pipeline else ElasticSampler
+    sampler = kind(train, spec.hosts, spec.name)
+    validator = kind(validation, spec.hosts, spec.name) if validation is not None else None
+    if isinstance(sampler, StagedSampler) and isinstance(validator, StagedSampler):
+        sampler.validation = validator
+    return sampler, validator
 
 
 def _fit_settings(spec: RunSpec) -> FitSettings:
@@ -215,6 +223,13 @@ class _Clips:
             cost=self._cost,
             on_problem=lambda problem: self._events({"type": "problem", "what": str(problem)}),
         )
+
+    def make_room(self, sets: Sequence[tuple[ShardBatches, ElasticSampler]]) -> None:
+        """Keep room for what the encoder makes of the clips of the next epoch, if that is stored."""
+        if self.encoder_store:
+            needed = sum(batches.stored_bytes(sampler.next_numbers()) for batches, sampler in sets)
+            all_of_machine = needed * self._spec.machine_workers  # they have about equal shares
+            self.encoder_store.make_room(all_of_machine, int(self._profile.encoder_cache_gb * 1e9))
 
     def prepare(
         self, batches: ShardBatches, numbers: Sequence[int], speeds: Sequence[float], stopped: Callable[[], bool]

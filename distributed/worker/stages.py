@@ -81,7 +81,7 @@ def agreed_layout(comm: Comm, layout: BatchLayout) -> BatchLayout:
 
 
 class WholeModel:
-    """What both ranks have trained, brought together on the first, which has no more of the second's than that."""
+    """Brings together on the first rank what both have trained; until then it has nothing of the second's."""
 
     def __init__(self, trained: nn.Module, profile: Profile):
         self._trained, self._profile = trained, profile

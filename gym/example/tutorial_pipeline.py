@@ -23,12 +23,12 @@ def layers(width: int) -> nn.Sequential:
 
 
 def loss(output, batch):
-    """What the last stage computes, from its output and the batch, which every process reads."""
+    """Return what the last stage computes, from its output and the batch, which every process reads."""
     return nn.functional.cross_entropy(output, batch[1])
 
 
 class Whole(nn.Module):
-    """The same layers in one process, to compare with."""
+    """Computes the same layers in one process, to compare with."""
 
     def __init__(self, parts):
         super().__init__()

@@ -24,8 +24,8 @@ from exogym import (
 from exogym.config import from_text
 from exogym.errors import SettingError
 from exogym.strategy import DiLoCoConfig, OptimSpec, ScheduleSpec, SimpleReduceStrategy, StrategyConfig
-from exogym.strategy.diloco import DiLoCoCommunicator
-from exogym.strategy.optim import inner_optimizer, outer_optimizer
+from exogym.strategy.diloco import DiLoCoCommunicator, outer_optimizer
+from exogym.strategy.optim import inner_optimizer
 from exogym.strategy.sparta import SparseCommunicator
 
 

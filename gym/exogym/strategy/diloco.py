@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from exogym.comm.comm import Comm
 from exogym.config import check_keys
@@ -16,8 +18,9 @@ from exogym.strategy.communication_module import CommunicationModule, Draft, Exc
 from exogym.strategy.diloco_settings import DiLoCoConfig
 from exogym.strategy.in_flight import OverlappingStrategy
 from exogym.strategy.moments import Moments, SharedMoments, due
-from exogym.strategy.optim import ExactAdam, ExactSGD, fading, outer_optimizer
+from exogym.strategy.optim import ExactAdam, ExactSGD, exact_from_spec, fading
 from exogym.strategy.strategy import StepResult
+from exogym.strategy.strategy_settings import OptimSpec
 from exogym.strategy.upstream import strategy_settings
 from exogym.strategy.wire import FloatSum, WireSum
 
@@ -252,3 +255,15 @@ class DiLoCoStrategy(OverlappingStrategy):
         if "seen" in state:  # not in a run of an earlier version
             self.tokens_seen, self.samples_seen = state["seen"]
         self.steps_since_work = state.get("since_work", self.steps_since_work)
+
+
+def outer_optimizer(config: DiLoCoConfig, parameters: Sequence[Tensor]) -> Optimizer:
+    """Return each round's optimizer. A callable gets `lr`, `momentum` and `nesterov` only where they are given."""
+    optim = config.outer_optim
+    if isinstance(optim, str):
+        optim = config.outer_spec()
+    if isinstance(optim, OptimSpec):
+        return exact_from_spec(optim, parameters)
+    given = {"lr": config.outer_lr, "momentum": config.outer_momentum, "nesterov": config.nesterov}
+    optimizer: Optimizer = optim(parameters, **{key: value for key, value in given.items() if value is not None})
+    return optimizer

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from exogym.flat import PIECE
-from exogym.strategy.diloco_settings import DiLoCoConfig
 from exogym.strategy.low_memory import LowMemory
 from exogym.strategy.strategy_settings import Optim, OptimSpec, ScheduleSpec, StrategyConfig
 from exogym.strategy.upstream import ensure_optim_spec as ensure_optim_spec
@@ -67,18 +66,6 @@ def decay_groups(parameters: Sequence[Tensor], weight_decay: float) -> list[dict
     decaying = {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay}
     others = {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0}
     return [group for group in (decaying, others) if group["params"]]
-
-
-def outer_optimizer(config: DiLoCoConfig, parameters: Sequence[Tensor]) -> Optimizer:
-    """Return each round's optimizer. A callable gets `lr`, `momentum` and `nesterov` only where they are given."""
-    optim = config.outer_optim
-    if isinstance(optim, str):
-        optim = config.outer_spec()
-    if isinstance(optim, OptimSpec):
-        return exact_from_spec(optim, parameters)
-    given = {"lr": config.outer_lr, "momentum": config.outer_momentum, "nesterov": config.nesterov}
-    optimizer: Optimizer = optim(parameters, **{key: value for key, value in given.items() if value is not None})
-    return optimizer
 
 
 def exact_from_spec(spec: OptimSpec, parameters: Sequence[Tensor]) -> Optimizer:
