@@ -7,7 +7,6 @@ import json
 import os
 from pathlib import Path
 
-from distributed.plan.run_spec import PIPELINE
 from exogym.config import nearest
 from whisper_tuner.errors import ConfigError, RunError
 from whisper_tuner.files import write_atomically
@@ -35,7 +34,7 @@ def set_away(run_dir: Path, host: str, away: bool) -> None:
     """
     run = read_run(run_dir, only_asked=True)
     known = run.hosts
-    if away and run.strategy == PIPELINE:
+    if away and run.needs_all_hosts:
         remedy = f"Stop the run, and go on later: multimac runs stop {run_dir.name}"
         raise RunError("each host of a pipeline has a part of the model, so none can be left out", remedy=remedy)
     if host not in known:

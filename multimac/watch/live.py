@@ -10,7 +10,6 @@ from typing import Any
 
 from markupsafe import escape
 
-from distributed.plan.run_spec import PIPELINE
 from distributed.run_dir.away import read_away
 from distributed.run_dir.events import Event
 from distributed.run_dir.folder import is_running, launcher_pid
@@ -121,7 +120,7 @@ class LiveRun:
             "speed": speed,
             "times_real": speed * seconds_a_clip,
             "cards": [
-                _card(host, time.time(), asked=host.name in away, needed=self._found["run"].strategy == PIPELINE)
+                _card(host, time.time(), asked=host.name in away, needed=self._found["run"].needs_all_hosts)
                 for host in hosts
             ],
             "lines": [(when[11:], line) for when, line in self._lines],
