@@ -59,12 +59,13 @@ class PlainScreen:
                 self.print(f"{host.name}: {host.state}")
             elif host.state == "training" and host.step != step and now - when >= LINE_EVERY_S:
                 self._printed[host.name] = now, host.step
-                loss = f"{host.loss:.3f}" if host.loss is not None else "-"
+                loss = f", loss {host.loss:.3f}" if host.loss is not None else ""  # a rank of a pipeline has none
+                speed = f", {host.speed:.1f} clips/s" if host.speed else ""
                 at_round = f", round {host.round}" if host.round else ""  # some strategies have none
                 left = f", {duration(host.remaining)} left" if host.remaining else ""
                 self.print(
-                    f"{host.name}: epoch {host.epoch}, step {host.step}/{host.total_steps}, loss {loss}, "
-                    f"{host.speed or 0:.1f} clips/s{at_round}, sent {size(host.sent)}{left}"
+                    f"{host.name}: epoch {host.epoch}, step {host.step}/{host.total_steps}"
+                    f"{loss}{speed}{at_round}, sent {size(host.sent)}{left}"
                 )
 
 

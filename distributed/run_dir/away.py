@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from exogym.config import nearest
-from whisper_tuner.errors import ConfigError
+from whisper_tuner.errors import ConfigError, RunError
 from whisper_tuner.files import write_atomically
 from whisper_tuner.text import parse_json
 
@@ -28,8 +28,15 @@ def read_away(run_dir: Path) -> tuple[str, ...]:
 
 
 def set_away(run_dir: Path, host: str, away: bool) -> None:
-    """Ask for a host to be left out, or to take part again. Raises ConfigError for one that is not in the run."""
-    known = read_run(run_dir, only_asked=True).hosts
+    """Ask for a host to be left out, or to take part again.
+
+    Raises ConfigError for one that is not in the run, RunError for one that the run cannot do without.
+    """
+    run = read_run(run_dir, only_asked=True)
+    known = run.hosts
+    if away and run.needs_all_hosts:
+        remedy = f"Stop the run, and go on later: multimac runs stop {run_dir.name}"
+        raise RunError("each host of a pipeline has a part of the model, so none can be left out", remedy=remedy)
     if host not in known:
         what = f"{host!r} is no host of run {run_dir.name}{nearest(host, known)}"
         raise ConfigError(what, remedy=f"Its hosts: {', '.join(known) or 'none'}.")

@@ -109,6 +109,11 @@ class RunSummary:
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
+    def needs_all_hosts(self) -> bool:
+        """Tell whether each host has a part of the model."""
+        return self.strategy == "pipeline"
+
+    @property
     def resumable(self) -> bool:
         return self.state in (INTERRUPTED, FAILED) and bool(self.checkpoints)
 

@@ -46,7 +46,11 @@ class StageForward(Forward):
         batch = self.on_device(batch)
         with devices.autocast(self._device, self._precision):
             made = self._model(batch) if came is None else self._model(came, batch)
-            return came, made if self.link.stages_after else loss_of(made)
+        if not self.link.stages_after:
+            return came, loss_of(made)
+        if not isinstance(made, Tensor):
+            raise SettingError(f"a stage returned {type(made).__name__}: what goes to the next is one tensor")
+        return came, made
 
     def __call__(self, batch: Batch) -> tuple[Tensor, float, int]:
         """Return (mean loss, weight, samples) of a validation; all but the last stage have a weight of 0."""
@@ -101,6 +105,8 @@ class StageNode(TrainNode):
 
     def sync_state(self) -> tuple[int, bool]:
         if self.state.has_synced or self.comm.world_size != self.stages:
+            if not self.state.has_synced and self.should_stop():
+                raise StageLost("stopped before all stages of the model were here: nothing has been trained since")
             raise StageLost(f"{RESUME} ({self.comm.world_size} of {self.stages} are here)")
         return super().sync_state()
 

@@ -211,7 +211,7 @@ def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, 
     if kept.rounds_frozen:
         why = "" if "frozen_precision" in job.origin else ", since memory is short"
         console.print(f"weights that are not trained are held in {kept.frozen_precision}{why}")
-    clips = sum(len(shard) for shard in prepared.shards)
+    clips = len(prepared.manifests[0].samples)
     steps = f"{counted(prepared.steps_per_epoch, 'step')} an epoch, {prepared.total_steps} in all"
     console.print(f"{counted(clips, 'clip')}, {steps}")
     console.print(f"run folder: {shown(run_dir)}", soft_wrap=True)

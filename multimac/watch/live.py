@@ -119,7 +119,10 @@ class LiveRun:
             "saved": self._saved,
             "speed": speed,
             "times_real": speed * seconds_a_clip,
-            "cards": [_card(host, time.time(), asked=host.name in away) for host in hosts],
+            "cards": [
+                _card(host, time.time(), asked=host.name in away, needed=self._found["run"].needs_all_hosts)
+                for host in hosts
+            ],
             "lines": [(when[11:], line) for when, line in self._lines],
         }
 
@@ -130,8 +133,8 @@ def _phase(view: RunView, training: Sequence[HostView]) -> str:
     return PHASES.get(view.phase, view.phase)
 
 
-def _card(host: HostView, now: float, *, asked: bool) -> dict[str, Any]:
-    """Gather what is shown of a host. asked: a person wants it to be left out."""
+def _card(host: HostView, now: float, *, asked: bool, needed: bool) -> dict[str, Any]:
+    """Gather what is shown of a host. asked: a person wants it to be left out. needed: the run cannot do without it."""
     state = host.state.partition(",")[0]
     figures = {column.name: column.cell(host) for column in FIGURES if column.name in SHOWN}
     figures |= {"device": host.device, **{name: reading_of(name, host, now=now) for name in READINGS}}
@@ -143,6 +146,6 @@ def _card(host: HostView, now: float, *, asked: bool) -> dict[str, Any]:
         "steps": host.total_steps,
         "is_asked": asked,
         "is_away": state == "away",
-        "can_leave": state in ("training", "away", "waiting", "paused"),
+        "can_leave": not needed and state in ("training", "away", "waiting", "paused"),
         "figures": [(name, value) for name, value in figures.items() if value],
     }

@@ -253,6 +253,16 @@ def test_layers_are_cut_by_their_shares():
         sizes(*[1] * 9)
 
 
+class Pair(nn.Linear):
+    def forward(self, batch):
+        return (batch[0], batch[1])
+
+
+def test_a_stage_gives_one_tensor():
+    with pytest.raises(SettingError, match="a stage returned tuple: what goes to the next is one tensor"):
+        PipelineTrainer([Pair(2, 2), nn.Linear(2, 2)], Texts()).fit(batch_size=8, num_epochs=1, device="cpu")
+
+
 def test_what_cannot_be_is_said_before():
     shared = nn.Linear(2, 2)
     with pytest.raises(SettingError, match="no parameter to two of them"):

@@ -85,9 +85,10 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 def test_two_stages_train_what_one_rank_does(config, settings, capsys):
     settings = [*settings, "max_grad_norm=0.5", "dropout=0"]
     one, two = train(config, "alone", *settings), train(config, "pipeline", *settings)
-    assert (
-        "the encoder is on rank0, the decoder on rank1; if one of them is lost the run ends" in capsys.readouterr().out
-    )
+    said = capsys.readouterr().out
+    assert "the encoder is on rank0, the decoder on rank1; if one of them is lost the run ends" in said
+    clips = len((config.parent / "train.csv").read_text().splitlines()) - 1
+    assert said.count(f"\n{clips} clips, ") == 2
     assert len(losses(one)) == 12 and losses(two) == pytest.approx(losses(one), abs=1e-4)
     expected, found = weights(one), weights(two)
     assert expected.keys() == found.keys()

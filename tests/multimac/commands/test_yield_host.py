@@ -58,6 +58,15 @@ def test_errors_name_what_can_be_done(run, capfd):
     assert read_away(folder) == ("air.local",)
 
 
+def test_a_pipeline_can_do_without_no_host(run, capfd):
+    folder, _ = run
+    kept = folder / "run.json"
+    kept.write_text(kept.read_text().replace("diloco", "pipeline"))
+    assert cli_typer.main(["hosts", "yield", "air"]) == ExitStatus.RUN
+    said = capfd.readouterr().err
+    assert "none can be left out" in said and f"multimac runs stop {folder.name}" in said and not read_away(folder)
+
+
 def test_what_is_asked_of_one_that_also_has_a_reason_of_its_own(run, capfd):
     """It stays away; nothing is said to be back before it is."""
     _, log = run
