@@ -274,11 +274,14 @@ def _why(error: HostError) -> str:
 def why_none() -> str:
     """Say what to look at where no machine was found."""
     here = ", ".join(f"{name} {of[0]}" for name, of in own_interfaces().items() if of and not of[0].startswith("127."))
+    is_mac = platform.system() == "Darwin"  # Macs and Linux machines do not train together
     lines = [
-        "On the other Mac: System Settings > General > Sharing > Remote Login. On Linux: install openssh-server; it"
-        " announces itself only with avahi-daemon and a service file for SSH.",
+        "On the other Mac: System Settings > General > Sharing > Remote Login."
+        if is_mac
+        else "On the other machine: install openssh-server; it announces itself only with avahi-daemon and a service"
+        " file for SSH.",
         f"Both must be in one network, not one of guests, which keeps machines apart. This one has: {here or 'none'}.",
     ]
-    if platform.system() == "Darwin":
+    if is_mac:
         lines.append("Start from Terminal.app: macOS may not let other terminals reach the local network.")
     return "\n".join([*lines, "Or name its address: multimac hosts pair ADDRESS"])

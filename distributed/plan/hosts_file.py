@@ -163,7 +163,7 @@ class _Reader:
                 if other.port != host.port:
                     remedy = "Give each a name of its own: Host, HostName and Port in ~/.ssh/config."
                 elif other is hosts[0]:
-                    remedy = "The master trains as well: name it only under 'master'."
+                    remedy = "It is this machine, the master, which trains as well: name it only under 'master'."
                 raise self.wrong(f"{host.address} is listed twice", host.address, remedy=remedy)
 
     def wrong(self, message: str, key: str = "", *, remedy: str = "") -> ConfigError:

@@ -300,9 +300,12 @@ class TrainNode:
         if state.sampler.agree_on_length(self.comm):
             state.lengthened()
             self.progress.planned()
+        planned = state.total_steps
         synced = sync_state(self.comm, state, self.saved)
         share_moments(self.comm, state)
         state.begin(synced.term, is_given=synced.received)
+        if state.total_steps != planned:
+            self.progress.planned()
         self.joined_midrun |= synced.received and state.strategy.agreements > 0
         if is_new and (self.settings.resume or synced.checkpoint is not None):
             anew = not state.has_own and bool(state.strategy.own_state())

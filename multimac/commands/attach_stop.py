@@ -27,7 +27,7 @@ from distributed.run_dir.summary import read_run
 from multimac.view.keys import is_in_front, keys
 from multimac.view.models import folders_of
 from multimac.view.progress import can_move
-from multimac.view.run_screen import screen
+from multimac.view.run_screen import BETWEEN_HINTS, screen
 from multimac.view.run_tables import print_next
 from multimac.view.terminal import Console
 from whisper_tuner.errors import ExitStatus, RunError
@@ -43,12 +43,12 @@ def start(
     console: Console, run_dir: Path, *, resume: bool = False, watch: bool = False, detach: bool = False
 ) -> ExitStatus:
     """Start the launcher, and follow it from there; `detach`: only until others can tell that it is running."""
-    if watch:
-        console.print(open_page(run_dir), soft_wrap=True)
+    if page := open_page(run_dir) if watch else "":
+        console.print(page, soft_wrap=True)
     _, position = read_events(run_dir / "events.jsonl")  # what a run had told before it is resumed
     launch = partial(start_launcher, run_dir, resume=resume, report="multimac.report")
     if not detach:
-        return _followed(console, run_dir, launch, position=position)
+        return _followed(console, run_dir, launch, position=position, page=page)
     with noted(signal.SIGINT, signal.SIGTERM) as interrupts:
         launcher = launch()
         while launcher_pid(run_dir) is None:
@@ -70,9 +70,9 @@ def runs_attach(run: Run = "last", runs_dir: RunsDir = None, config: Config = CO
     return _followed(Console(), run_dir, lambda: launcher)
 
 
-def _followed(console: Console, run_dir: Path, launch: Starter, *, position: int = 0) -> ExitStatus:
+def _followed(console: Console, run_dir: Path, launch: Starter, *, position: int = 0, page: str = "") -> ExitStatus:
     """Follow a run to its end; then say what can be done with the model."""
-    status = follow(run_dir, launch, console, position=position)
+    status = follow(run_dir, launch, console, position=position, page=page)
     if status == ExitStatus.OK and (run := read_run(run_dir)).model:
         print_next(console, run)
     return status
@@ -109,11 +109,11 @@ def going_on(folders: Sequence[Path], name: str) -> tuple[Path, Attached]:
     return run_dir, Attached(run_dir, pid)
 
 
-def follow(run_dir: Path, launch: Starter, console: Console, *, position: int = 0) -> ExitStatus:
+def follow(run_dir: Path, launch: Starter, console: Console, *, position: int = 0, page: str = "") -> ExitStatus:
     """Show a run, as launcher.follow.follow: on one screen of a terminal, in plain lines elsewhere."""
     if not can_move(console):
         return follower.follow(run_dir, launch, PlainScreen(), position=position)
-    with noted(signal.SIGTSTP) as stops, FullScreen(console, run_dir, stops) as shown:
+    with noted(signal.SIGTSTP) as stops, FullScreen(console, run_dir, stops, page) as shown:
         return follower.follow(run_dir, launch, shown, position=position)
 
 
@@ -121,12 +121,13 @@ class FullScreen:
     """Shows a run in place of what the terminal has shown, which is there again afterwards.
 
     All lines of the run are then printed below it. stops: a Ctrl-Z adds to it, and puts this process to rest.
+    page: what is told of the live page, if it has been opened.
     """
 
-    def __init__(self, console: Console, run_dir: Path, stops: list[int]):
+    def __init__(self, console: Console, run_dir: Path, stops: list[int], page: str = ""):
         self._console, self._run_dir, self._stops = console, run_dir, stops
         self._lines: list[str] = []
-        self._has_page = False
+        self._page = page
         self._shown: object = None  # what the terminal shows now
         self._terminal: ExitStack | None = None
 
@@ -143,7 +144,8 @@ class FullScreen:
         with ExitStack() as stack:
             self._pressed = stack.enter_context(keys())
             self._live = stack.enter_context(Live(console=self._console, screen=True, auto_refresh=False))
-            self._hint = f"w: live page   {STOP}" if self._pressed else STOP
+            told = self._page or ("w: live page" if self._pressed else "")
+            self._hint = f"{told}{BETWEEN_HINTS}{STOP}" if told else STOP
             self._terminal, self._shown = stack.pop_all(), None
 
     def _leave(self) -> None:
@@ -165,9 +167,9 @@ class FullScreen:
             if not is_in_front():  # the shell has sent it on in the background
                 return
             self._enter()
-        if self._pressed and self._pressed() in ("w", "W") and not self._has_page:
-            self._has_page = True
-            self._hint = f"{open_page(self._run_dir)}   {STOP}"
+        if self._pressed and self._pressed() in ("w", "W") and not self._page:
+            self._page = open_page(self._run_dir)
+            self._hint = f"{self._page}{BETWEEN_HINTS}{STOP}"
         rows = screen(
             view, self._lines, name=self._run_dir.name, console=self._console, hint=self._hint, now=time.time()
         )

@@ -216,6 +216,8 @@ def _tested(run: RunSummary, test: Test, players: Players) -> Tested:
 
 def _missing(run: RunSummary, tests: Sequence[Tested], saved: float) -> list[tuple[str, str]]:
     """Tell what the page lacks, and the command that makes it. saved: when the model was."""
+    if run.state == RUNNING:
+        return []
     if not run.model:
         kind = "distributed-train" if run.over_ssh else "finetune"
         resume = ("The run can go on. Then it measures WER at its end.", f"{COMMAND} {kind} --resume {run.id}")

@@ -14,6 +14,7 @@ from distributed.run_dir.run_view import HostView, RunView
 from whisper_tuner.text import counted, duration, harmless, size
 
 GAP = "  "
+BETWEEN_HINTS = "   "
 BAR = 12  # characters
 DONE, TO_DO = "━", "─"  # also without colours
 CURRENT_S = 30.0  # a machine tells every 10 s how it is; an older word says nothing of now
@@ -100,7 +101,8 @@ def screen(
     width, height = console.size
     hosts, roomy = list(view.hosts.values()), height >= ROOMY
     top = [_head(view, name, width), *([Text()] if roomy else [])]
-    foot = [Text(hint, "dim")] if hint and len(hint) <= width and height > len(hosts) + 3 else []
+    hints = ([hint] if len(hint) <= width else hint.split(BETWEEN_HINTS)) if hint else []
+    foot = [Text(one, "dim", no_wrap=True) for one in hints if height > len(hosts) + 2 + len(hints)]
     room = height - len(top) - len(foot)
     table = _table(hosts, width, room, now=now)
     table += [Text()] if roomy and table and len(table) + 1 < room else []

@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import escape
 
-from distributed.run_dir.away import read_away
+from distributed.run_dir.away import ASKED, read_away
 from distributed.run_dir.events import Event
 from distributed.run_dir.folder import is_running, launcher_pid
 from distributed.run_dir.log import RunEvents, new_events
@@ -146,6 +146,7 @@ def _card(host: HostView, now: float, *, asked: bool, needed: bool) -> dict[str,
         "steps": host.total_steps,
         "is_asked": asked,
         "is_away": state == "away",
+        "was_asked": host.away_for == ASKED,
         "can_leave": not needed and state in ("training", "away", "waiting", "paused"),
         "figures": [(name, value) for name, value in figures.items() if value],
     }

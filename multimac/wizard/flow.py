@@ -329,7 +329,7 @@ def _run(draft: Draft, console: Console, *, watch: bool = False, detach: bool = 
         )
     else:
         status = finetune(draft.run_name, watch=watch, detach=detach, config=draft.config_path)
-    if any((run / "final").is_dir() for run in set(runs.glob("*")) - before):
+    if status == ExitStatus.OK and any((run / "final").is_dir() for run in set(runs.glob("*")) - before):
         console.print(f"  {_command(draft)}   (the same from the beginning)", markup=False, soft_wrap=True)
         if draft.data.is_doubtful:
             console.print(f"  {_check(draft)}   (rows to look at)", markup=False, soft_wrap=True)

@@ -79,7 +79,7 @@ def ask_hosts(
         options.append(Option(value=HOSTS, title=f"on the machines in {path.name}"))
         options.append(Option(value=NEW, title="on other machines: asks for their addresses"))
     else:
-        title = "on several machines, over SSH (asks for their addresses)"
+        title = "on several machines, over SSH (those found here, or by their addresses)"
         options.append(Option(value=NEW, short="on several machines", title=title))
     default = HOSTS if path.exists() else NEW if several else ALONE
     where = questions.select("where", "Where do you want to train?", options, default)

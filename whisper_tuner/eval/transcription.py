@@ -29,9 +29,11 @@ BLOCK_S = 600.0  # decoded in one call, so that hours of audio do not have to fi
 SHORTEST_S = 0.02  # the resolution of Whisper's timestamps
 SHORTEST_WORD_S = 0.1  # what begins later before the end was heard in the padding
 # transformers' own fallback, by zlib's ratio over tokens, where theirs is by that over text in the evaluation of clips.
+# French announcements reach 1.53; phrases that repeat until their text is above 2.4 are all above 1.8.
+MOST_COMPRESSED_TOKENS = 1.8
 THRESHOLDS: dict[str, Any] = {
     "temperature": FALLBACK,
-    "compression_ratio_threshold": 1.35,
+    "compression_ratio_threshold": MOST_COMPRESSED_TOKENS,
     "logprob_threshold": LEAST_PROBABLE,
     "no_speech_threshold": NO_SPEECH,
 }

@@ -94,6 +94,8 @@ def test_resumed_on_any_number_of_ranks(tmp_path, after):
     warnings = [e["what"] for _, _, events, _ in resumed for e in events if e["type"] == "warning"]
     moments = [kept for _, node, *_ in resumed for kept in node.strategy.optimizer.state.values() if kept]
     steps, end = {kept["step"].item() for kept in moments}, resumed[0][1].state.now.step
+    for _, _, events, _ in resumed:  # the schedule of the run that is gone on with, which others had begun
+        assert [e["total_steps"] for e in events if e["type"] in ("start", "plan")][-1] == end
     if after == 3:
         assert torch.equal(resumed[0][0], whole[0][0])
     if after >= 3:

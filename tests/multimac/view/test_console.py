@@ -138,6 +138,12 @@ def screen_of(view: RunView, *told: str, width: int = 100, height: int = 24, now
     return [row.plain for row in rows]
 
 
+def test_a_hint_that_is_too_long_for_a_row_has_two():
+    long = f"see the page with: multimac watch {'x' * 30}"
+    rows = screen(RunView(), [], name="run", console=Console(width=72, height=12), hint=f"{long}   Ctrl-C: stop", now=0)
+    assert [row.plain for row in rows[-2:]] == [long, "Ctrl-C: stop"] and len(rows) == 12
+
+
 def test_who_is_lost_goes_on_and_joins_is_told_in_lines(tmp_path):
     events = [
         *EVENTS[:3],
