@@ -17,6 +17,13 @@ def as_ctrl_c(*numbers: signal.Signals) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def calling(function: Callable[[], None], *numbers: signal.Signals) -> Iterator[None]:
+    """These signals call a function, in the main thread, between any two of its instructions."""
+    with _handled(numbers, lambda _number, _frame: function()):
+        yield
+
+
+@contextlib.contextmanager
 def noted(*numbers: signal.Signals) -> Iterator[list[int]]:
     """These signals end nothing: each is added to a list, for whoever looks there in time."""
     came: list[int] = []

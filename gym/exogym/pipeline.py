@@ -165,14 +165,11 @@ class StageNode(TrainNode):
 
 
 class _StagedTrainer(Trainer):
+    _sampler = SharedSampler
+
     @property
     def _node_class(self) -> Callable[..., TrainNode]:
         return StageNode
-
-    def _shared(self, samples: DatasetSamples | BatchSource, comm: Comm) -> BatchSource:
-        if isinstance(samples, BatchSource):
-            return samples
-        return SharedSampler(samples, comm.members, comm.members[comm.rank])
 
     def _choose_minibatch(
         self,

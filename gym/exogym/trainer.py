@@ -50,6 +50,8 @@ class Trainer(ABC):
     The model's `forward(batch)` returns a mean loss, or `(mean loss, number of target tokens)`, or what has a `loss`.
     """
 
+    _sampler: type[ElasticSampler] = ElasticSampler  # of a data set that all ranks have among them
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Trainer:
         """Make a LocalTrainer where this class is called, as upstream's is."""
         return super().__new__(LocalTrainer if cls is Trainer else cls)
@@ -119,7 +121,7 @@ class Trainer(ABC):
         """Share a data set that all ranks have among them."""
         if isinstance(samples, BatchSource):
             return samples
-        return ElasticSampler(samples, comm.members, comm.members[comm.rank])
+        return self._sampler(samples, comm.members, comm.members[comm.rank])
 
     def _choose_minibatch(
         self,

@@ -71,11 +71,13 @@ def ask_model(
 ) -> Model:
     """near: the recordings, see `offered`."""
     models = offered(config, near)
+    here = [model for model in models.values() if model.base_model != str(BUNDLED) and folder_here(model.base_model)]
+    default = suggested or next(iter(here), None)
     answer = questions.select(
         "model",
         "Which model do you want to fine-tune?",
         options(models),
-        next((name for name, model in models.items() if model == suggested), ""),
+        next((name for name, model in models.items() if model == default), ""),
         other="another: a folder, or a hub id",
         check=lambda text: _check_model(text, config),
     )

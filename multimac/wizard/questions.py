@@ -9,6 +9,7 @@ from __future__ import annotations
 import configparser
 import json
 import re
+import signal
 import sys
 import termios
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from multimac.view.terminal import Console
 from whisper_tuner.config import IniParser
 from whisper_tuner.errors import ConfigError, TunerError
 from whisper_tuner.files import write_atomically
+from whisper_tuner.interrupts import calling
 from whisper_tuner.text import is_unicode, parse_json
 
 T = TypeVar("T")
@@ -367,7 +369,24 @@ def _answer(question: questionary.Question, *, can_go_back: bool) -> Any:
     assert application.key_bindings is not None  # questionary's own
     application.key_bindings = merge_key_bindings([application.key_bindings, bindings])
     application.ttimeoutlen, application.timeoutlen = 0.1, 0.3
-    return question.unsafe_ask()
+
+    was_ended = False
+
+    def end() -> None:
+        nonlocal was_ended
+        was_ended = True
+        if not (application.is_running and application.loop):
+            raise KeyboardInterrupt
+        # An exception that is raised here within its event loop may be lost.
+        application.loop.call_soon_threadsafe(
+            lambda: None if application.is_done else application.exit(exception=KeyboardInterrupt)
+        )
+
+    with calling(end, signal.SIGHUP, signal.SIGTERM):
+        answer = question.unsafe_ask()
+    if was_ended:  # just after the answer
+        raise KeyboardInterrupt
+    return answer
 
 
 def load_answers(path: Path) -> dict[str, str]:

@@ -90,8 +90,8 @@ class Screen:
 
     def wait(self, timeout: float = 60) -> int:
         deadline = time.monotonic() + timeout
-        while self.read(0.2) and time.monotonic() < deadline:
-            pass
+        while self.read(0.2):
+            assert time.monotonic() < deadline, f"it has not ended: {self.seen}"
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def end(self) -> None:
@@ -243,9 +243,12 @@ def test_clips_that_were_cut_stay_and_are_not_cut_again(folder, screen, clips, t
     assert (folder / "talks-clips" / "train.csv").is_file()
 
 
-def test_a_hung_up_terminal_leaves_everything_as_it_was(folder, screen):
+@pytest.mark.parametrize("keys", ["", ENTER])
+def test_a_hung_up_terminal_leaves_everything_as_it_was(folder, screen, keys):
+    """It may hang up while a question is asked, or just after it was answered."""
     before = files(folder)
     enter_until(screen, "Epochs")
+    screen.type(keys)
     os.kill(screen.pid, 1)
     assert screen.wait() == 130
     assert files(folder) == before
