@@ -37,7 +37,7 @@ from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import ConfigError, ExitStatus, RunError
 from whisper_tuner.eval.predictions import PREDICTIONS, counts, difference, write_predictions
-from whisper_tuner.eval.wer import Interval, wer_interval
+from whisper_tuner.eval.wer import wer_interval
 from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.files import check_writable
 from whisper_tuner.languages import language_code
@@ -223,7 +223,7 @@ def _measured(
         "data": str(manifest.path),
         "audio_context": audio_context,
         **summary(result),
-        "wer_interval": _rounded(wer_interval(counts(result.rows))),
+        "wer_interval": [between.low, between.high] if (between := wer_interval(counts(result.rows))) else None,
         "speed": round(result.speed, 2),
         "cached": result.cached,
         "flags": dict(Counter(flag for prediction in result.rows for flag in prediction.flags)),
@@ -312,7 +312,3 @@ def _differences(measured: Sequence[Measured]) -> list[str]:
             trained = f", with {count} clips of its training" if (count := one.record["trained_on"]) else ""
             lines.append(f"  WER {reference.record['wer']:.1f} -> {one.record['wer']:.1f}: {found}{trained}")
     return lines
-
-
-def _rounded(interval: Interval | None) -> list[float] | None:
-    return [round(interval.low, 2), round(interval.high, 2)] if interval else None

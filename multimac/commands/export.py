@@ -233,7 +233,7 @@ def _figures(result: Evaluation, reference: Evaluation | None = None) -> dict[st
     """Return WER in per cent, and points more than the reference, with intervals of 95 %."""
     interval = wer_interval(counts(result.rows))
     figures: dict[str, Any] = {"wer": round(100 * result.normalized.wer, 2), "normalizer": result.normalizers[0]}
-    figures["wer_interval"] = [round(interval.low, 2), round(interval.high, 2)] if interval else None
+    figures["wer_interval"] = [interval.low, interval.high] if interval else None
     if reference and (more := wer_difference(counts(result.rows), counts(reference.rows))):
         figures |= {"points_more": round(more.points, 2), "points_interval": [round(more.low, 2), round(more.high, 2)]}
     return figures

@@ -8,6 +8,7 @@ const stream = new EventSource("parts" + query);
 stream.onmessage = (message) => {
   heard = new Date();
   cutOff.hidden = true;
+  document.getElementById("reading")?.remove();
   for (const [part, html] of Object.entries(JSON.parse(message.data))) put(part, html);
 };
 stream.onerror = () => {

@@ -77,7 +77,7 @@ def _measured(questions: Questions, draft: Draft, scratch: Path, console: Consol
     heard = of_all_lengths(samples.get("test", ()), HEARD)
 
     def look() -> list[Speed]:
-        with working(console, "measuring a few training steps and transcripts (usually under a minute)"):
+        with working(console, "measuring a few training steps and transcripts (usually under a minute; Ctrl-C quits)"):
             return measure(job, samples["train"], HERE, (), scratch, no_progress, (1,), steps=STEPS, test=heard)
 
     try:

@@ -83,7 +83,7 @@ def wizard(
     if save_answers and not save_answers.absolute().parent.is_dir():
         raise ConfigError(f"--save-answers {save_answers}: there is no such folder")
     keys = "Enter accepts the suggestion; Shift-Tab goes back to the question before.\n"
-    keys += "Esc or Ctrl-C quits and changes nothing."
+    keys += "At a question, Esc or Ctrl-C quits and changes nothing."
     console.print(Panel(f"Fine-tune Whisper on your own speech\n{this_machine.described()}\n{keys}", expand=False))
     with as_ctrl_c(signal.SIGHUP, signal.SIGTERM), tempfile.TemporaryDirectory(prefix="multimac-wizard-") as scratch:
         try:

@@ -70,19 +70,21 @@ def ask_hosts(
 ) -> Group | None:
     """Return machines that passed the preflight; None: this machine alone. Writes only into `scratch`.
 
-    path: the hosts file, which need not be there; usually the one in this folder. several: suggest several machines.
+    path: the hosts file, which need not be there; usually the one in this folder. several: not this one alone.
     """
     path = path or Path.cwd() / HOSTS_FILE
     group: Group | None = None
-    options = [Option(value=ALONE, title="on this machine alone")]
+    options = [] if several else [Option(value=ALONE, title="on this machine alone")]
     if path.exists():
         options.append(Option(value=HOSTS, title=f"on the machines in {path.name}"))
         options.append(Option(value=NEW, title="on other machines: asks for their addresses"))
     else:
         title = "on several machines, over SSH (those found here, or by their addresses)"
         options.append(Option(value=NEW, short="on several machines", title=title))
-    default = HOSTS if path.exists() else NEW if several else ALONE
-    where = questions.select("where", "Where do you want to train?", options, default)
+    where = questions.taken["where"] = NEW
+    if len(options) > 1:
+        message = "On which machines?" if several else "Where do you want to train?"
+        where = questions.select("where", message, options, HOSTS if path.exists() else ALONE)
     while where != ALONE:
         try:
             if where == NEW:

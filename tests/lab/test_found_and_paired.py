@@ -131,7 +131,6 @@ def test_the_wizard_leads_from_a_bare_host_to_the_first_step_with_one_password()
             "Which recordings": enter,
             "Language": f"en{enter}",
             "Ready?": next_choice,
-            "Where do you want to train": enter,
             "Pair with": enter,
             "Your user name on": enter,
             fingerprint: "",

@@ -134,7 +134,7 @@ def _with_marks(text: str, *, has_points: bool) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """The ends of an interval, in per cent."""
+    """The ends of an interval, in per cent, with two digits: records have these, so all tables round the same."""
 
     low: float
     high: float
@@ -171,7 +171,7 @@ def wer_interval(clips: Clips) -> Interval | None:
     if not words.sum():
         return None
     low, high = np.percentile([rate for (rate,) in _drawn([errors], words)], LEVEL)
-    return Interval(low=float(low), high=float(high))
+    return Interval(low=round(float(low), 2), high=round(float(high), 2))
 
 
 def wer_difference(first: Clips, second: Clips) -> Difference | None:

@@ -192,7 +192,7 @@ def test_list_and_show_fit_the_terminal_and_say_what_is_known(runs, cli, monkeyp
     assert re.search(r"WER +\S+ -> \S+: [+-]\S+ points \(2 clips\): too few clips", said)
     for words in ("3 of 3", "allreduce", "clips/s", "loss (· training, ◆ validation)", "learning rate", "next:"):
         assert words in said
-    for words in ("evaluate 20251121-101010-tiny", "transcribe recording.wav --model 2025", "export 20251121-101010"):
+    for words in ("transcribe recording.wav --model 20251121-101010-tiny", "export 20251121-101010-tiny --to"):
         assert f"  multimac {words}" in said
     table = said.split("next:")[0]
     assert max(map(len, table.splitlines())) <= 120
@@ -281,6 +281,7 @@ def test_what_evaluate_measures_on_the_own_test_set_is_told_by_runs(runs, cli):
     assert read_run(path).state == "interrupted" and read_run(path).wer_after is None
     assert cli("evaluate", path.name, "--audio-context", "cropped")[0] == 0  # not as a run measures it
     assert read_run(path).wer_after is None
+    assert f"multimac evaluate {path.name}" in cli("runs", "show", path.name)[1]
     assert cli("evaluate", path.name)[0] == 0
     found, known = read_run(path), read_run(runs.trained)
     assert (found.wer_before, found.wer_after, found.wer_difference) == (
@@ -292,7 +293,8 @@ def test_what_evaluate_measures_on_the_own_test_set_is_told_by_runs(runs, cli):
     assert json.loads((path / "wer.json").read_text()) == measured
     written = (path / "events.jsonl").read_bytes()
     assert cli("evaluate", path.name)[0] == 0 and (path / "events.jsonl").read_bytes() == written
-    assert "measures it" not in cli("runs", "show", path.name)[1]
+    told = cli("runs", "show", path.name)[1]
+    assert "measures it" not in told and "multimac evaluate" not in told
 
     resumed = [{"type": "phase", "phase": "start", "hosts": ["localhost"]}]
     resumed.append(next(event for event in runs.events(path) if event["type"] == "step") | {"step": 4})

@@ -183,6 +183,7 @@ def test_in_a_browser_it_moves_fits_outlives_sleep_and_says_when_nobody_serves_i
             browser.go(address, width=width)
             browser.wait("document.querySelectorAll('.cards li').length == 2")
             assert browser.value("document.documentElement.scrollWidth") <= width
+            assert browser.value("document.getElementById('reading')") is None
         assert browser.messages == []
         browser.value("document.querySelector('button[data-host=\"a.local\"]').focus()")
         made.steps(range(11, 13), HOSTS)

@@ -87,7 +87,7 @@ def test_from_a_folder_to_a_finished_run(tmp_path, clips, make, by, answers):
     assert done.returncode == 0, done.stdout + done.stderr
     [run] = (home / "runs").iterdir()
     again = "finetune mine   (the same from the beginning)"
-    for words in (f"Split by {by}", "before", "WER after", f"multimac evaluate {run.name}", again):
+    for words in (f"Split by {by}", "before", "WER after", f"transcribe recording.wav --model {run.name}", again):
         assert words in done.stdout
     assert (run / "final" / "model.safetensors").is_file()
     if make is subtitles:

@@ -153,6 +153,7 @@ def test_shift_tab_goes_back_from_every_kind_of_question(folder, tmp_path):
         answer("Language", BACK)
         answer("Which recordings", ENTER)
         answer("Language of the speech (en, fr, German, ...):", "fr" + ENTER)
+        answer("train it all the same", "y")
         answer("Ready?", CHANGE)
         answer("Split off", "n")
         answer("Which model", BACK)
@@ -294,6 +295,19 @@ def test_a_remedy_is_shown_and_tried_again(folder, ssh_server, tmp_path):
         screen.end()
     assert files(folder) == before
     assert not (ssh_server.folder / "project").exists()
+
+
+def test_who_has_said_several_machines_is_only_asked_which(folder, screen):
+    (folder / "distributed_hosts.json").write_text(json.dumps({"master": "localhost", "workers": ["10.0.0.7"]}))
+    for question, keys in {"Which recordings": ENTER, "Language": "en" + ENTER, "Ready?": DOWN + ENTER}.items():
+        screen.expect(question)
+        time.sleep(0.1)
+        screen.type(keys)
+    asked = screen.expect("On which machines?") + screen.expect("other machines: asks for their addresses")
+    assert "on the machines in distributed_hosts.json" in asked and "alone" not in asked
+    time.sleep(0.1)
+    screen.type(ESCAPE)
+    assert screen.wait() == 130
 
 
 def test_recordings_then_go(folder, screen):
