@@ -36,7 +36,7 @@ if str(PROJECT / "gym") not in sys.path:
 HEAD = re.compile(r'^@command\("([^"]+)"\)\n(?:@[^\n]*\n)*(def (\w+).*?\n    """.*?"""\n)', re.MULTILINE | re.DOTALL)
 # In the order of --help; files that are not named follow.
 ORDER = ["train", "evaluate", "transcribe", "export", "report", "doctor", "selftest", "flow", "data", "data_check"]
-ORDER += ["hosts", "config", "runs", "attach_stop", "recover", "clean"]
+ORDER += ["hosts", "config", "runs", "attach_stop", "recover", "clean", "engines"]
 
 app = typer.Typer(
     help="Fine-tune OpenAI's Whisper on your own speech, on one Mac or on all the Macs you own.",

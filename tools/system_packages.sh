@@ -20,6 +20,10 @@ if [ "$(uname -s)" = Linux ]; then
     need wireguard-go wireguard-go
     need wg wireguard-tools
     need avahi-daemon avahi-daemon
+    need munged munge
+    need slurmctld slurmctld
+    need slurmd slurmd
+    need sbatch slurm-client
     /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || missing="$missing python3 python3-venv"  # the lab's hosts use it
 fi
 # Ubuntu has it as a snap only, which runs in no container.

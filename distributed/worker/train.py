@@ -52,7 +52,7 @@ def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[
             work = load_whisper(spec, events, channel.unsent, stopped=channel.stopping.is_set)
         if spec.rendezvous:
             keep_spec(spec)
-    trainer = RankTrainer(spec, channel, work)
+    trainer = WorkerTrainer(spec, work, channel)
     channel.rescue = trainer.rescue
     events({"type": "ready"})
     with out_of_memory_told(SMALLER_BATCHES if spec.bundle else RAN_OUT_REMEDY):
@@ -80,15 +80,26 @@ def keep_spec(spec: RunSpec) -> None:
 
 
 class RankTrainer(Trainer):
-    """exogym's trainer of one worker: its ranks are the machines that the launcher calls together."""
+    """exogym's trainer of one process of a run."""
 
-    def __init__(self, spec: RunSpec, channel: ControlChannel, work: RankWork):
+    def __init__(self, spec: RunSpec, work: RankWork):
         super().__init__(work.model, work.train, work.validation)
-        self.spec, self.channel, self._gather = spec, channel, work.gather
+        self.spec, self._gather = spec, work.gather
 
     @property
     def _node_class(self) -> Callable[..., TrainNode]:
         return partial(StageNode, gather=self._gather) if self._gather else TrainNode
+
+    def _memory(self, device: torch.device, usage: float) -> Memory:
+        return Memory.of(device, usage=usage, sharing=self.spec.machine_workers)
+
+
+class WorkerTrainer(RankTrainer):
+    """The trainer of a worker: its ranks are the machines that the launcher calls together."""
+
+    def __init__(self, spec: RunSpec, work: RankWork, channel: ControlChannel):
+        super().__init__(spec, work)
+        self.channel = channel
 
     def _build_connection(self, rank: int) -> Comm:
         """Connect to one generation of ranks after another, as the launcher's coordinator calls them."""
@@ -98,9 +109,6 @@ class RankTrainer(Trainer):
             self.channel.meet = probe.meet
             probe.start()
         return comm
-
-    def _memory(self, device: torch.device, usage: float) -> Memory:
-        return Memory.of(device, usage=usage, sharing=self.spec.machine_workers)
 
     def _route(self) -> Route:
         """Find the way to the launcher. A Mac may wake in another network. Raises HostError."""

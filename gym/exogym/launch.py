@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -41,7 +42,7 @@ from exogym.strategy.upstream import of_upstream
 __all__ = ["init", "launch", "main"]
 
 BACKEND = "EXOGYM_BACKEND"  # what `--backend` says
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+ASK_EVERY_S = 0.02
 PORT = 29500  # of the first machine, where the processes of several machines meet
 OPTIONS = {
     "nproc-per-node": "processes on this machine: a number, or auto, cpu, gpu (1)",
@@ -310,10 +311,36 @@ def meeting_store(timeout: float) -> dist.Store:
         _store = dist.distributed_c10d._get_default_store()
     elif _store is None:
         try:
-            _store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+            store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
         except ValueError as error:
             raise SettingError(f"this process was not launched as it should be: {error}") from None
+        _store = dist.PrefixStore(_agreed_name(store, timeout), store)
     return _store
+
+
+def _agreed_name(store: dist.Store, timeout: float) -> str:
+    """Return a new name, the same on all ranks. Raises RuntimeError.
+
+    A store may outlive processes that are started again, with what they have left in it; and torchrun's restart count
+    is not the same on machines that came at different times. So each rank asks rank 0 with a number of its own.
+    """
+    own = uuid.uuid4().hex
+    if rank():
+        store.set(f"exogym/ask/{rank()}", own)
+        name: str = store.get(f"exogym/answer/{own}").decode()
+        store.set(f"exogym/{name}/{rank()}", "")
+        return name
+    awaited, until = set(range(1, world_size())), time.monotonic() + timeout
+    while awaited:
+        for other in sorted(awaited):
+            if store.check([f"exogym/{own}/{other}"]):
+                awaited.remove(other)
+            elif store.check([ask := f"exogym/ask/{other}"]):
+                store.set(f"exogym/answer/{store.get(ask).decode()}", own)
+        if time.monotonic() > until:
+            raise RuntimeError(f"ranks {sorted(awaited)} have not come in {timeout:.0f} s")
+        time.sleep(ASK_EVERY_S)
+    return own
 
 
 def own_address() -> str | None:
@@ -330,8 +357,8 @@ def own_address() -> str | None:
 
 
 def _next_group() -> str:
-    """Return a name for each group that forms, the same on all ranks; a launch that is restarted keeps its store."""
-    return f"exogym/{os.environ.get(RESTARTS, 0)}/{next(_groups)}"
+    """Return a name for each group that forms, the same on all ranks."""
+    return f"exogym/{next(_groups)}"
 
 
 def _backends() -> list[str]:

@@ -52,6 +52,8 @@ OTHERS = {
     "hosts remove": "removes from hosts",
     "hosts setup": "writes on hosts: tests/distributed/hosts",
     "hosts yield": "writes into the run's folder: tests/multimac/commands",
+    "submit": "writes a job's script where Slurm is: tests/integration/test_engines.py",
+    "train-rank": "is finetune, started by another program",
     "watch": "reads; a button writes into the run's folder",
     "hosts sync": "writes on hosts: tests/distributed/hosts",
 }

@@ -127,6 +127,9 @@ class Comm(ABC):
     rank: int
     world_size: int
     device = torch.device("cpu")  # from where tensors travel
+    on_commit: Callable[[str, dict[str, Any]], object] = staticmethod(
+        lambda kind, about: None
+    )  # called after an action
     continues_round = False  # whether this group was formed for ranks to end a round that they had begun in another
 
     def __init__(self) -> None:
@@ -201,7 +204,9 @@ class Comm(ABC):
         it needs again. `kind` is one of those in membership/__init__.py; what `about` makes of the result goes with the
         vote.
         """
-        return work()
+        result = work()
+        self.on_commit(kind, about(result))
+        return result
 
     def vote_ahead(self, kind: str, about: dict[str, Any]) -> None:  # noqa: B027
         """Promise, once a joint action's collectives have run in another thread, that this rank will take part in it.

@@ -9,7 +9,7 @@ from torch import nn
 
 from distributed.plan.run_spec import Rendezvous
 from distributed.worker import train
-from distributed.worker.train import RankTrainer
+from distributed.worker.train import WorkerTrainer
 from exogym.membership import Generation
 from exogym.membership.client import CoordinatorClient
 
@@ -21,7 +21,7 @@ def test_joining_leaves_the_environment_alone(monkeypatch):
     generation, sums, client = Generation(1, ("ada", "bob"), "first", False), {}, CoordinatorClient()
     monkeypatch.setattr(train, "send_event", lambda event: client.put({**event, "type": "told"}))
     work = SimpleNamespace(model=nn.Linear(1, 1), train=[], validation=None, gather=None)
-    trainer = RankTrainer(spec, SimpleNamespace(meeting="", coordinator=client), work)
+    trainer = WorkerTrainer(spec, work, SimpleNamespace(meeting="", coordinator=client))
     client.put(generation.message())
 
     def rank_main(rank: int) -> None:

@@ -1,0 +1,317 @@
+"""A profile trained by processes that another program has started: torchrun, Slurm or Ray. Who takes part is its job.
+
+All ranks see one folder of runs. Rank 0 makes the run's folder there, or finds that of an earlier start again, tells
+the others what to do, writes down what all of them tell, and evaluates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from distributed.checkup.this_machine import one_machine
+from distributed.hosts.keep_awake import keep_awake
+from distributed.hosts.paths import PROJECT, STORE
+from distributed.launcher.evaluate import evaluate_run
+from distributed.launcher.follow import PlainScreen
+from distributed.launcher.main import REPORT_S, report_event
+from distributed.plan.job import Job
+from distributed.plan.launch import Launch, Rank
+from distributed.plan.prepare import prepare_run
+from distributed.plan.run_spec import RunSpec
+from distributed.run_dir.events import event_of
+from distributed.run_dir.folder import new_run, only_one
+from distributed.run_dir.log import EventLog
+from distributed.run_dir.run_view import RunView
+from distributed.run_dir.summary import FINISHED, NOT_EVALUATED, read_run
+from distributed.worker.load import load_whisper
+from distributed.worker.main import REMEDIES
+from distributed.worker.readings import tell_readings
+from distributed.worker.train import RankTrainer
+from exogym import device as devices
+from exogym.comm.comm import DEFAULT_TIMEOUT, Comm
+from exogym.errors import ExogymError
+from exogym.launch import join, meeting_store, rank, world_size
+from exogym.membership import ROUND
+from whisper_tuner.errors import ExitStatus, RunError, TunerError
+
+Tell = Callable[[dict[str, Any]], None]
+
+SLURM = {  # what torch's launchers set, as Slurm's srun calls it
+    "RANK": "SLURM_PROCID",
+    "WORLD_SIZE": "SLURM_NTASKS",
+    "LOCAL_RANK": "SLURM_LOCALID",
+    "LOCAL_WORLD_SIZE": "SLURM_NTASKS_PER_NODE",
+}
+LAUNCH_IDS = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")  # the same when a launch is started again
+NO_ID = ("", "none")  # torchrun's own, where nobody has given one
+PLAN_S = 3600.0  # rank 0 may have to fetch a model
+LISTEN_EVERY_S, LAST_WORDS_S = 0.2, 60.0
+PLAN, LEFT = "plan", "left"
+COMMITS = "commit", "stopped"  # of a round, by whether a stop has cut it short
+AGAIN = "\n  Start it again in the same way: it goes on from the last checkpoint."
+
+
+def take_place(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what torch's variables are to be in a process of Slurm's, where nothing has set them."""
+    return {name: environment[of] for name, of in SLURM.items() if of in environment and name not in environment}
+
+
+def launch_id(environment: Mapping[str, str]) -> str:
+    """Return the number of the launch, by which one that is started again finds its run; "" if it has none."""
+    found = (environment.get(name, "") for name in LAUNCH_IDS)
+    return next((known for known in found if known not in NO_ID), "")
+
+
+def local_size() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+class LaunchedRun:
+    """One rank's way through a run. name: by which a launch that is started again finds the run; "" if it cannot.
+
+    report: the module that writes a report of the run; or "".
+    """
+
+    def __init__(self, job: Job, name: str, report: str = ""):
+        self._job, self._name, self._report = job, name, report
+        self.run_dir = Path()  # in rank 0, once the run is planned
+        self._asked, self._trained = 0, False
+
+    def go(self) -> ExitStatus:
+        """Train to the end, or until SIGTERM or SIGINT: then all ranks agree, save and stop. Raises TunerError."""
+        if threading.current_thread() is threading.main_thread():  # a worker of Ray's trains in another one
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self._ask_to_stop)
+        keep_awake(os.getpid())
+        try:
+            store = dist.PrefixStore("multimac", meeting_store(DEFAULT_TIMEOUT))
+            return self._lead(store) if rank() == 0 else self._follow(store)
+        except ExogymError as error:
+            raise RunError(str(error), remedy=REMEDIES.get(type(error).__name__, "")) from error
+
+    def _ask_to_stop(self, *_signal: Any) -> None:
+        """First: finish the step, agree, save, stop. Second, or once the model is saved: stop now."""
+        self._asked += 1
+        if self._asked > 1 or self._trained:
+            raise KeyboardInterrupt
+
+    def _train(self, spec: RunSpec, events: Tell) -> Callable[[], object]:
+        """Be this rank from beginning to end. Returns how to save the model. Raises RunError, ExogymError."""
+        threads = spec.known_profile.num_threads or max(1, (os.cpu_count() or 1) // local_size())
+        spec = replace(
+            spec,
+            rank=rank(),
+            profile=replace(spec.known_profile, num_threads=threads),
+            machine_workers=local_size(),
+            cache_dir=str(PROJECT / STORE / "cache"),
+        )
+        if not Path(spec.run_dir).is_dir():
+            remedy = "Set runs_dir to a folder that all machines share."
+            raise RunError(f"rank {rank()} does not see the run's folder {spec.run_dir}", remedy=remedy)
+
+        def tell(event: dict[str, Any]) -> None:
+            events({**event, "host": spec.name, "rank": spec.rank})
+
+        device = devices.choose(spec.wanted_device, local_rank=int(os.environ.get("LOCAL_RANK", 0)))
+        if device.type == "cpu":
+            devices.keep_freed_memory()
+        devices.repeat_bits(device)
+        work = load_whisper(spec, tell, _Everything(), stopped=lambda: self._asked > 0)
+        tell_readings(tell)
+        trainer = LaunchedTrainer(spec, work, tell)
+        result = trainer.run_rank(spec.rank, work.settings, events=tell, should_stop=lambda: self._asked > 0)
+        told = {"steps": result.steps, "seconds": result.seconds, "stopped": result.stopped, "digest": result.digest}
+        tell({"type": "done", **told})
+        self._asked = max(self._asked, int(result.stopped))  # it may be another rank that was asked
+        return lambda: work.save(Path(spec.run_dir) / spec.final, result)
+
+    def _follow(self, store: dist.Store) -> ExitStatus:
+        store.wait([PLAN], timedelta(seconds=PLAN_S))
+        plan = json.loads(store.get(PLAN))
+        if "spec" not in plan:
+            raise RunError(f"rank 0 cannot begin: {plan['refused']}")
+        letters = Letters(store)
+        try:
+            self._train(RunSpec.from_json(plan["spec"]), letters.send)
+        finally:
+            with contextlib.suppress(RuntimeError):  # rank 0 has ended, and with it the store
+                letters.send({"type": LEFT})
+        return ExitStatus.OK  # also if it was stopped: rank 0 tells, which may be saving still
+
+    # Rank 0.
+
+    def _lead(self, store: dist.Store) -> ExitStatus:
+        try:
+            run_dir, launch = self._planned()
+        except BaseException as error:
+            store.set(PLAN, json.dumps({"refused": str(error)}))
+            raise
+        self.run_dir = run_dir
+        with only_one(run_dir):
+            tell = Told(run_dir)
+            tell({"type": "phase", "phase": "start", "hosts": [one.label for one in launch.ranks]})
+            status, message = self._outcome(run_dir, launch, store, tell)
+            tell({"type": "end", "status": int(status), "message": message})
+            has_run = status in (ExitStatus.OK, ExitStatus.INTERRUPTED)  # else the ranks are about to be started again
+            if self._report and has_run and (event := report_event(self._report, run_dir, REPORT_S)):
+                tell(event)
+        return status
+
+    def _planned(self) -> tuple[Path, Launch]:
+        """Make the run's folder and its run.json, or find those of an earlier start. Raises TunerError."""
+        runs = self._job.profile.runs_dir.absolute()
+        begun = sorted(runs.glob(f"*-{glob.escape(self._name)}/run.json")) if self._name else []
+        going_on = [path.parent for path in begun if read_run(path.parent).state != FINISHED]
+        if going_on:
+            launch = among(Launch.load(going_on[-1]), resume=True)
+            launch.save(going_on[-1])
+            return going_on[-1], launch
+        with new_run(runs, self._name or self._job.name) as run_dir:
+            measured = one_machine if local_size() == world_size() else None
+            prepared = prepare_run(self._job, run_dir, local_ranks=world_size(), measured=measured)
+            launch = among(prepared.launch, resume=False)
+            launch.save(run_dir)
+            return run_dir, launch
+
+    def _outcome(self, run_dir: Path, launch: Launch, store: dist.Store, tell: Tell) -> tuple[ExitStatus, str]:
+        """Train and evaluate; how it ended, and what to tell of that."""
+        spec = launch.ranks[0].spec
+        try:
+            with Letters(store).read(tell):
+                store.set(PLAN, json.dumps({"spec": spec.to_json()}))
+                save = self._train(spec, tell)
+                self._trained = True
+                save()
+            tell({"type": "model", "path": str(run_dir / "final")})
+            if self._asked:
+                return ExitStatus.INTERRUPTED, f"stopped as asked; what was trained so far is in final/{AGAIN}"
+            if launch.test:
+                tell({"type": "phase", "phase": "evaluate"})
+                evaluate_run(spec, Path(launch.test), tell)
+            return ExitStatus.OK, ""
+        except KeyboardInterrupt:
+            return ExitStatus.INTERRUPTED, NOT_EVALUATED if self._trained else f"stopped at once{AGAIN}"
+        except TunerError as error:
+            return error.exit_status, f"{error}{AGAIN}"
+        except ExogymError as error:
+            return ExitStatus.RUN, f"{error}{AGAIN}"
+
+
+def among(launch: Launch, *, resume: bool) -> Launch:
+    """Return run.json for all processes of this launch, of which there may have been more or fewer before."""
+    names = tuple(f"rank{number}" for number in range(world_size()))
+    spec = replace(launch.ranks[0].spec, world_size=len(names), hosts=names, resume=resume)
+    ranks = tuple(Rank(label=name, spec=replace(spec, rank=number)) for number, name in enumerate(names))
+    return replace(launch, ranks=ranks, min_hosts=len(names))
+
+
+class LaunchedTrainer(RankTrainer):
+    """exogym's trainer of one process of a launch. It tells which clips each round has counted."""
+
+    def __init__(self, spec: RunSpec, work: Any, tell: Tell):
+        super().__init__(spec, work)
+        self._tell = tell
+
+    def _build_connection(self, rank: int) -> Comm:
+        comm = join()
+        comm.on_commit = self._committed
+        return comm
+
+    def _committed(self, kind: str, about: Mapping[str, Any]) -> None:
+        if kind == ROUND:
+            told = {"round": about["round"], "samples": about["samples"]}
+            self._tell({"type": COMMITS[about["cut_short"]], **told})
+
+
+class _Everything:
+    """What the launcher cannot send: nobody sends anything here."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+class Told:
+    """Takes the events of all ranks: they are written to events.jsonl, and their lines are printed.
+
+    A round is written as committed once all ranks have said so, as our launcher does.
+    """
+
+    def __init__(self, run_dir: Path):
+        self._log, self._view, self._screen = EventLog(run_dir / "events.jsonl"), RunView(), PlainScreen()
+        self._samples: dict[int, dict[str, Any]] = {}  # round: those of each rank that has committed it
+        self._lock = threading.Lock()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        with self._lock:
+            if event["type"] in COMMITS:
+                number = event["round"]
+                of_all = self._samples.setdefault(number, {})
+                of_all[event["host"]] = event["samples"]
+                if len(of_all) < world_size():
+                    return
+                event = {"type": event["type"], "round": number, "samples": self._samples.pop(number)}
+            self._log(event)
+            if read := event_of({"time": time.time(), **event}):
+                self._view.take(read)
+            for line in self._view.lines:
+                self._screen.print(line)
+            self._view.lines.clear()
+            self._screen.update(self._view)
+
+
+class Letters:
+    """Carries the events of the other ranks to rank 0, each under a numbered key of the store where all meet."""
+
+    def __init__(self, store: dist.Store):
+        self._store, self._sent, self._lock = store, 0, threading.Lock()
+        self._awaited = dict.fromkeys(range(1, world_size()), 0)  # rank: the number of its next one
+
+    def send(self, event: dict[str, Any]) -> None:
+        with self._lock:
+            self._store.set(f"{rank()}/{self._sent}", json.dumps(event))
+            self._sent += 1
+
+    @contextmanager
+    def read(self, tell: Tell) -> Iterator[None]:
+        """Tell what comes, in a thread; at the end wait for each rank's last word."""
+        ended = threading.Event()
+
+        def listen() -> None:
+            while self._take(tell) and not ended.wait(LISTEN_EVERY_S):
+                pass
+
+        thread = threading.Thread(target=listen, daemon=True)
+        thread.start()
+        try:
+            yield
+            thread.join(LAST_WORDS_S)
+        finally:
+            ended.set()
+            thread.join(LAST_WORDS_S)
+
+    def _take(self, tell: Tell) -> bool:
+        """Tell all that has come. Returns whether more will come."""
+        for sender in list(self._awaited):
+            while sender in self._awaited and self._store.check([key := f"{sender}/{self._awaited[sender]}"]):
+                event = json.loads(self._store.get(key))
+                self._store.delete_key(key)
+                self._awaited[sender] += 1
+                if event["type"] == LEFT:
+                    del self._awaited[sender]
+                else:
+                    tell(event)
+        return bool(self._awaited)
