@@ -184,15 +184,6 @@ def test_a_host_that_sleeps_for_long_goes_on_with_the_same_worker():
     assert run.time_of("back") - run.time_of("lost") - 600 < 3
 
 
-def test_a_cut_is_mended_over_a_new_connection():
-    run = frozen_after_two_rounds()
-    run.at("commit", 2, lambda: run.hosts[1].toy.cut())
-    run.at("generation", 2, lambda: run.background.at(5, lambda: setattr(run.hosts[1], "is_cut", False)))
-    run.run()
-    assert run.generations() == ["01", "0", "01"] and len(run.hosts[1].toys) == 1
-    assert run.time_of("back") - run.time_of("generation", 2) < 5 + 2
-
-
 def test_a_connection_that_ends_is_a_loss_and_the_same_worker_goes_on_over_another():
     run = frozen_after_two_rounds()
 
@@ -322,17 +313,6 @@ def test_silence_is_borne_for_longer_while_the_link_is_full(last, expected):
     run.at("lost", 1, run.stop)
     run.run()
     assert [event["silent_for"] for event in run.of("lost")] == [expected]
-
-
-def test_one_that_still_loads_may_be_silent_for_longer():
-    def body(toy):
-        toy.background.at(14, lambda: (toy.thaw(), toy.train()))
-        toy.freeze()
-
-    run = Run(train, body)
-    run.at("commit", 2, run.stop)
-    run.run()
-    assert run.generations() == ["01"] and not run.of("lost")
 
 
 HELLO = {"type": "hello", "system": "Darwin", "source": "s", "awake": True}
