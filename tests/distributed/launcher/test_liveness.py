@@ -62,6 +62,11 @@ def test_silence(worker, limit):
     assert due(heard, NOW + 2 * limit) is None
 
 
+def test_another_worker_imports_anew():
+    worker = after(IMPORTED, Event.EXITED, Event.DUE, Event.STARTED)
+    assert worker.state is State.LOADING and due(worker, NOW + T.silence_importing_s) is None
+
+
 @pytest.mark.parametrize("state", [State.LOADING, State.READY])
 def test_one_that_falls_silent_is_looked_for_over_other_connections(state):
     lost = after(STATES[state], Event.SILENCE)
