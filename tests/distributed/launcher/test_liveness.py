@@ -168,6 +168,15 @@ def test_an_abort_that_a_stranger_can_bring_about_is_no_failure():
     assert worker.state is State.WAITING and worker.failures == 0 and worker.due == NOW + 4
 
 
+def test_a_host_that_cannot_be_reached_for_a_start_is_tried_again_and_again():
+    worker, pauses = STATES[State.WAITING], []
+    for _ in range(8):
+        worker = after(worker, Event.DUE, Event.FAILED)
+        pauses.append(worker.due - NOW)
+    assert pauses == [*T.back_off_s, T.back_off_s[-1], T.back_off_s[-1]]
+    assert worker.failures == 0
+
+
 RESULTS = {
     Action.START: [Event.STARTED, Event.FAILED],
     Action.RECONNECT: [Event.RECONNECTED, Event.FAILED, Event.NOBODY_THERE],
