@@ -26,6 +26,12 @@ def parsed(**settings):
 # settings
 
 
+def test_defaults():
+    settings = parsed()
+    assert (settings.num_epochs, settings.batch_size, settings.num_nodes) == (1, 16, 1)
+    assert parsed(max_steps=5).num_epochs is None and settings.samples_at_once is None
+
+
 @pytest.mark.parametrize(
     ("given", "at_once"),
     [

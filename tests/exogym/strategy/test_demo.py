@@ -7,6 +7,7 @@ import pytest
 import test_exogym_faults as faults
 import torch
 from exogym_toys import (
+    Scalar,
     end_round,
     make_step,
     run_threads,
@@ -16,11 +17,12 @@ from torch import nn
 from exogym import (
     DeMoStrategy,
     SingleComm,
+    build_strategy,
     strategy_config,
 )
 from exogym.comm.comm import ThreadComm
 from exogym.errors import SettingError
-from exogym.strategy import DeMoConfig
+from exogym.strategy import DeMoConfig, strategy_of
 from exogym.strategy.demo import _index_type
 
 
@@ -344,6 +346,16 @@ def test_a_newcomer_takes_the_weights_and_begins_without_a_residual():
 
 
 # settings
+
+
+def test_settings():
+    demo = DeMoStrategy(compression_decay=0.999, compression_topk=32, compression_chunk=64, weight_decay=1e-4)
+    config = demo.config
+    assert (config.compression_decay, config.compression_topk, config.compression_chunk) == (0.999, 32, 64)
+    assert set_up(SingleComm(), Scalar()).local_step(0.0, 0).lr == 1e-3
+    built = build_strategy("demo", {"compression_topk": "8", "compression_decay": "0.9", "lr": "0.5"})
+    assert isinstance(built, DeMoStrategy) and built.config.compression_topk == 8
+    assert strategy_of(built.config).config == built.config
 
 
 @pytest.mark.parametrize(
