@@ -161,6 +161,12 @@ def test_a_connection_that_is_lost_is_told_and_the_worker_goes_on(spawner):
     process.kill()
 
 
+def test_no_worker_is_there_once_it_has_been_killed(spawner):
+    process = spawner.start(again=False)
+    process.kill()
+    wait_until(lambda: not spawner.reconnect())
+
+
 def test_a_worker_that_is_frozen_is_there_and_is_not_reached(spawner):
     spawner._timeouts = Timeouts(handshake_s=1.5)
     process = spawner.start(again=False)
@@ -184,6 +190,17 @@ def test_a_host_that_is_cut_off_is_left_soon(spawner, ssh_server, monkeypatch):
     for session in sessions:
         session.resume()
     os.killpg(process._pid, signal.SIGKILL)
+
+
+def test_another_start_ends_the_worker_before(spawner):
+    """Also that of a launcher which was killed: only the socket's path is known."""
+    first = spawner.start(again=False)
+    next(first.lines())
+    spawner._link = None
+    second = spawner.start(again=True)
+    assert next(heard(second))["type"] == "spec"
+    wait_until(lambda: psutil.pid_exists(first._pid) is False or psutil.Process(first._pid).status() == "zombie")
+    second.kill()
 
 
 CHECKPOINT = ("checkpoints/0000001/{}.json", "checkpoints/0000002/{}.safetensors", "checkpoints/0000002/{}.json.part")

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from waiting import wait_until
 
+from distributed.control.channel import LAUNCHER_GONE
 from distributed.control.messages import split_line
 from distributed.control.relay import NOBODY_THERE
 from distributed.control.supervisor import KEPT
@@ -307,3 +308,13 @@ def test_a_start_ends_a_frozen_worker_whose_supervisor_was_killed_alone(launcher
     other.wait_for_counts(10)
     assert is_gone(first.pid)
     other.link.kill()
+
+
+def test_a_worker_saves_and_ends_when_the_run_breaks_off(nobody):
+    program = "import sys, time; from distributed.control.channel import ControlChannel; "
+    program += "channel = ControlChannel(sys.stdin.buffer); channel.rescue = lambda: print('saved', flush=True); "
+    assert nobody.connect(sys.executable, "-c", f"{program}print('here', flush=True); time.sleep(60)")
+    wait_until(lambda: nobody.text)
+    nobody.link.write(b"rescue\n")
+    nobody.listener.join(10)
+    assert nobody.link.wait(0) == LAUNCHER_GONE and "saved" in nobody.text

@@ -164,6 +164,15 @@ def test_label_smoothing_acts_in_training_alone(whisper):
     torch.testing.assert_close(smooth.train()(batch)[0], expected)
 
 
+def test_more_padding_changes_nothing(whisper):
+    wrapper = WhisperModelWrapper(whisper, None, "cpu")
+    batch = batch_of([1, 2, END])
+    padded = {**batch, "labels": torch.cat([batch["labels"], torch.full((1, 5), -100)], dim=1)}
+    (loss, tokens), (again, still) = wrapper(batch), wrapper(padded)
+    torch.testing.assert_close(loss, again)
+    assert tokens == still == 3
+
+
 def test_a_batch_without_targets_weighs_nothing(whisper):
     batch = batch_of([1, END])
     batch["labels"][:] = -100

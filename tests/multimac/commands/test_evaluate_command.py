@@ -310,6 +310,17 @@ def test_a_second_run_takes_the_texts_of_its_base_from_the_cache(run_folder, few
     assert len(loaded) == 2
 
 
+def test_a_run_writes_predictions_before_and_after(run_folder, few, tmp_path):
+    spec = run_spec(run_folder, tmp_path / "cache")
+    events = []
+    evaluate_run(spec, few, events.append)
+    figures = json.loads((run_folder / "wer.json").read_text())
+    assert figures["before"]["wer"] == figures["after"]["wer"] and figures["before"]["clips"] == 3
+    assert [e["when"] for e in events if e["type"] == "evaluation"] == ["before", "after"]
+    for name in ("base", "final"):
+        assert len((run_folder / f"evaluation/few/{name}/predictions.csv").read_text().splitlines()) == 4
+
+
 def test_manifests_of_the_same_name_get_folders_of_their_own():
     assert labels([Path("/d/a.csv"), Path("/d/a.tsv")]) == {Path("/d/a.csv"): "d-a.csv", Path("/d/a.tsv"): "d-a.tsv"}
     assert labels([Path("/d/en/test.csv"), Path("/d/fr/test.csv"), Path("/d/x.csv")]) == {
