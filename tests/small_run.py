@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
 from distributed.plan.job import Job, resolve
 from distributed.plan.prepare import Prepared, prepare_run
+from distributed.run_dir.folder import launcher_pid
 from distributed.ssh.host import Host, Hosts
 from whisper_tuner.config import ConfigFile
 
@@ -64,3 +68,11 @@ def prepared(job: Job, run_dir: Path) -> Prepared:
     found = prepare_run(job, run_dir, hosts=PAIR, machine_workers=(1, 1))
     found.launch.save(run_dir)
     return found
+
+
+def end_runs(folder: Path) -> None:
+    """Kill the launchers that are left of the runs in a folder."""
+    for run in folder.glob("runs/*"):
+        if pid := launcher_pid(run):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

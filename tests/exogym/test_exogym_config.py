@@ -203,7 +203,6 @@ def test_the_outer_optimizer_decays_all_of_its_flat_pieces():
         ({"wire": 8}, "wire must be text, not 8"),
         ({"H": 0}, "H must be at least 1"),
         ({"H": 2.5}, "H must be a whole number, not 2.5"),
-        ({"warmup_steps": 0.1}, "warmup_steps must be a whole number"),
         ({"lr": -1.0}, "lr must be"),
         ({"max_norm": 0.0}, "max_norm"),
         ({"schedule": "cosin"}, "did you mean 'cosine'"),

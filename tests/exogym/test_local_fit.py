@@ -56,14 +56,10 @@ def test_how_many_samples_are_computed_at_once(given, at_once):
         ({"minibatch_size": 0}, "minibatch_size must be at least 1, not 0"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"batch_size": 2.5}, "batch_size must be a whole number, not 2.5"),
-        ({"num_nodes": "2"}, "num_nodes must be a whole number, not '2'"),
         ({"val_size": -1}, "val_size must be at least 0"),
         ({"val_interval": 0}, "val_interval must be at least 1"),
-        ({"max_steps": 2.5}, "max_steps must be a whole number or None, not 2.5"),
         ({"max_steps": True}, "max_steps must be a whole number or None, not True"),
-        ({"batch_size": None}, "batch_size must be a whole number, not None"),
         ({"shuffle": "no"}, "shuffle must be True or False, not 'no'"),
-        ({"resume": 0}, "resume must be True or False, not 0"),
         ({"timeout": "60"}, "timeout must be a number, not '60'"),
         ({"max_memory_usage": "0.5"}, "max_memory_usage must be a number or None, not '0.5'"),
         ({"save_dir": 3}, "save_dir must be text or a path or None, not 3"),
@@ -71,18 +67,14 @@ def test_how_many_samples_are_computed_at_once(given, at_once):
         ({"devices": 2}, r"a list of 1 to num_nodes \(1\), not 2"),
         ({"devices": [1.5]}, "devices: 1.5 is not a device: write mps, cuda:N, N or cpu"),
         ({"checkpoint_interval": -1, "save_dir": "x"}, "checkpoint_interval must be at least 0"),
-        ({"seed": "a"}, "seed must be a whole number, not 'a'"),
         ({"max_memory_usage": 0}, "max_memory_usage must be above 0 and at most 1, not 0"),
         ({"max_memory_usage": 80}, "max_memory_usage must be above 0 and at most 1, not 80"),
         ({"autocast": "fp16"}, "autocast must be True, 'bf16' .*, not 'fp16'"),
         ({"precision": "bf16"}, "no setting 'precision'"),
-        ({"checkpoint_dir": "x"}, "no setting 'checkpoint_dir'"),
-        ({"events": print}, "no setting 'events'"),
         ({"checkpoint_interval": 5}, "without save_dir: checkpoint_interval would not be used"),
         ({"resume": True}, "without save_dir: resume would not be used"),
         ({"device": "cpu", "devices": ["cpu"]}, "devices has one for each rank: device would not be used"),
         ({"devices": ["cpu", "cpu"]}, r"a list of 1 to num_nodes \(1\)"),
-        ({"devices": "cpu"}, r"a list of 1 to num_nodes \(1\)"),
         ({"devices": ["gpu"]}, "devices: 'gpu' is not a device"),
         ({"strategy": "diloco"}, r"strategy must be a Strategy, as DiLoCoStrategy\(H=100\), not 'diloco'"),
         ({"num_nodes": 0}, "num_nodes must be at least 1"),
@@ -128,15 +120,6 @@ def test_the_model_that_was_given_is_the_one_that_comes_back_and_training_goes_o
         losses.append(trainer.result.train_loss)
     assert model.linear.weight is weight and weight.dtype == torch.bfloat16 and not model.training
     assert losses[1] < 0.9 * losses[0] and weight.grad is None
-
-
-def test_both_ways_of_running_end_with_the_same_weights():
-    """One process with a batch of all; two with half of it each."""
-    models = []
-    for num_nodes in (1, 2):
-        settings = {"num_nodes": num_nodes, "batch_size": 8 // num_nodes, "num_epochs": 3, "device": "cpu"}
-        models.append(LocalTrainer(Line(), Points(16)).fit(AllReduceStrategy(lr=0.1), **settings))
-    torch.testing.assert_close(models[0].linear.weight, models[1].linear.weight)
 
 
 # randomness

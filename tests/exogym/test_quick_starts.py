@@ -127,7 +127,7 @@ def test_each_strategy_of_the_quick_starts_trains(line, reader):
 
 
 def test_islands_of_sixteen_nodes_train_in_threads(reader):
-    """As threads of this process, since 16 processes take minutes on a small machine: the next test has those."""
+    """As threads of this process, since 16 processes take minutes on a small machine."""
 
     strategies = [strategy_of(ISLANDS, dict(reader)) for _ in range(16)]
 
@@ -139,14 +139,6 @@ def test_islands_of_sixteen_nodes_train_in_threads(reader):
 
     results = run_threads(16, rank)
     assert len({result.digest for result in results}) == 1 and {result.rounds for result in results} == {2}
-
-
-@pytest.mark.slow
-def test_islands_of_sixteen_nodes_train_in_processes(reader):
-    trainer = LocalTrainer(reader["model"], reader["train_dataset"], reader["val_dataset"])
-    trainer.fit(strategy=strategy_of(ISLANDS, reader), num_nodes=16, num_epochs=3, batch_size=8, device="cpu")
-    assert len({result.digest for result in trainer.results}) == 1
-    assert trainer.result.rounds == 8  # 36 steps: one exchange after each 5, and what is left is averaged at the end
 
 
 def test_the_readme_has_every_quick_start():

@@ -287,11 +287,3 @@ def test_a_source_that_breaks_its_promise():
         node(precision="fp16")
     with pytest.raises(SettingError, match="give num_epochs or max_steps"):
         train_node(Line(), SingleComm(), AllReduceStrategy(), steps_of(Points(4), 4), device="cpu")
-
-
-def test_learning_rate_follows_the_schedule():
-    strategy = DiLoCoStrategy(lr=0.1, schedule="linear", warmup_steps=2, min_lr_ratio=0.5, H=3)
-    made, events = node(strategy=strategy)
-    made.run()
-    rates = [e["lr"] for e in events if e["type"] == "step"]
-    assert rates == pytest.approx([0.05, 0.1, 0.1, 0.0875, 0.075, 0.0625])

@@ -81,16 +81,6 @@ class ThreadTrainer(Trainer):
         return run_threads(2, rank_main)
 
 
-def test_another_connection_and_factories_with_unequal_datasets():
-    ranks = ThreadTrainer({}, unequal_shares, unequal_shares).fit(
-        strategy=AllReduceStrategy(lr=0.05), num_epochs=1, batch_size=4, device="cpu"
-    )
-    samples = [[e["samples"] for e in events if e["type"] == "step"] for _, events in ranks]
-    losses = [events[-1]["loss"] for _, events in ranks]
-    assert samples == [[4, 4, 4], [4, 1, 0]] and losses[0] == losses[1]
-    assert torch.equal(ranks[0][0].linear.weight, ranks[1][0].linear.weight)
-
-
 class ElasticTrainer(Trainer):
     """Ranks that a coordinator calls together, as NetworkTrainer's are."""
 

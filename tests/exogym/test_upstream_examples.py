@@ -156,32 +156,6 @@ gpt_config = GPTConfig.gpt2_small()
 gpt_config.dropout, gpt_config.vocab_size = 0.2, vocab_size
 """
 
-PLAYGROUND = {
-    "new": GPT_HEAD
-    + """
-from exogym.aux.utils import get_device
-from exogym.strategy.diloco import DiLoCoStrategy
-from exogym.trainer import Trainer
-
-trainer = Trainer(GPT(gpt_config), train_dataset, val_dataset)
-strategy = DiLoCoStrategy(optim_spec=OptimSpec(torch.optim.AdamW, lr=0.004), max_norm=1.0, H=20, **schedule)
-trainer.fit(num_epochs=1, max_steps=300, strategy=strategy, num_nodes=NODES, device=get_device(), batch_size=16,
-            minibatch_size=8, shuffle=False, val_size=64, val_interval=100)
-print("loss", trainer.result.val_loss, trainer.result.steps)
-""",
-    "old": GPT_HEAD
-    + """
-from exogym.trainer import LocalTrainer
-
-trainer = LocalTrainer(GPT(gpt_config), train_dataset, val_dataset)
-from exogym.strategy.diloco import DiLoCoStrategy
-
-strategy = DiLoCoStrategy(optim_spec=OptimSpec(torch.optim.AdamW, lr=0.004), max_norm=1.0, H=20, **schedule)
-trainer.fit(num_epochs=1, max_steps=300, strategy=strategy, num_nodes=NODES, device="cpu", batch_size=16,
-            minibatch_size=8, shuffle=False, val_size=64, val_interval=100)
-print("loss", trainer.result.val_loss, trainer.result.steps)
-""",
-}
 
 NANOGPT_TRAIN = (
     GPT_HEAD
@@ -315,13 +289,6 @@ def test_mnist(tmp_path, revision):
     for name in ("ddp", "diloco", "sparta"):
         found = losses(tmp_path, f"mnist_{name}")
         assert found[-1] < 0.9 and found[-1] < found[0] / 2, (name, found)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("revision", PLAYGROUND)
-def test_playground(tmp_path, revision):
-    [(loss, steps)] = run(tmp_path, PLAYGROUND[revision], NODES)
-    assert loss < 3.1 and steps == 300  # ln 59 = 4.08 of 59 characters
 
 
 # Alone, a script takes seconds; with more nodes a test is slow.

@@ -62,33 +62,15 @@ def test_an_existing_folder_wins_over_a_hub_id(config, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "place", "words"),
     [
-        ("method = lora", "metod = lora", "config.ini:17", "did you mean 'method'"),
-        ("method = lora", "method = lorra", "config.ini:17", "did you mean 'lora'"),
-        ("epochs = 4", "epochs = four", "config.ini:12", "a whole number"),
         ("epochs = 4", "epochs = 0", "config.ini:12", "at least 1"),
         ("learning_rate = 1.25e-5", "learning_rate = nan", "config.ini:7", "finite"),
-        ("base_model = openai/whisper-small", "base_model = ./no/such", "config.ini:6", "no such folder"),
-        ("train = data/train.csv", "# none", "[profile:mine]", "has no train"),
         ("dataset = mine", "dataset = mien", "config.ini", "did you mean 'mine'"),
-        ("[model:small]", "[modell:small]", "config.ini:5", "did you mean 'model'"),
-        ("[model:small]", "no equals sign here\n[model:small]", "config.ini", "no equals sign"),
-        ("epochs = 4", "epochs = 4\nepochs = 5", "config.ini", "epochs"),
     ],
 )
 def test_a_mistake_is_named_with_its_line(config, old, new, place, words):
     with pytest.raises(ConfigError) as raised:
         config(TEXT.replace(old, new, 1)).profile("mine")
     assert place in str(raised.value) and words in str(raised.value)
-
-
-def test_an_unknown_profile_lists_the_known_ones(config):
-    with pytest.raises(ConfigError, match="did you mean 'mine'"):
-        config().profile("mime")
-
-
-def test_a_missing_file_says_what_to_do(tmp_path):
-    with pytest.raises(ConfigError, match="--config"):
-        ConfigFile(tmp_path / "config.ini")
 
 
 def test_what_was_taken_out_is_named_with_what_to_use(config):

@@ -326,6 +326,11 @@ class Run:
         self.exporter = self.training.run(stopping)
         assert not self._planned, "this has not happened"
 
+    def until(self, kind: str, number: int, at_most_s: float = 3600) -> None:
+        """Run, and be asked to stop at the event of this type that is number so many."""
+        self.at(kind, number, self.stop)
+        self.run(at_most_s)
+
     def of(self, kind: str) -> list[dict]:
         return [event for event in self.events if event["type"] == kind]
 

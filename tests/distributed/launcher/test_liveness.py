@@ -43,14 +43,6 @@ def test_every_event_in_every_state_goes_where_the_table_says():
         assert (worker.state, action) == TABLE.get((state, event), (state, None)), (state, event)
 
 
-def test_the_first_start():
-    worker, action = advance(Liveness(), due(Liveness(), 0.0), 0.0, T)
-    assert action is Action.START and worker.busy and due(worker, 1000.0) is None
-    worker = after(worker, Event.STARTED, now=2.0)
-    assert not worker.busy and worker.heard == 2.0
-    assert after(worker, Event.LOADED).state is State.READY
-
-
 IMPORTED = after(STATES[State.LOADING], Event.IMPORTED)
 
 
@@ -93,13 +85,6 @@ def test_a_host_that_cannot_be_reached_is_tried_once_a_second_and_at_once_where_
     assert due(after(trying, Event.FAILED, now=NOW + 1.1), NOW + 1.9) is None
     assert due(after(trying, Event.FAILED, now=NOW + 1.1), NOW + 2) is Event.DUE
     assert due(after(trying, Event.FAILED, now=NOW + 3.5), NOW + 3.5) is Event.DUE
-
-
-def test_one_whose_host_is_never_reached_is_not_replaced():
-    worker = after(STATES[State.READY], Event.SILENCE)
-    for second in range(1, 1000):
-        assert due(worker, NOW + second) is Event.DUE
-        worker = after(worker, Event.DUE, Event.FAILED, now=NOW + second)
 
 
 def reached(*, at: float) -> Liveness:
@@ -174,11 +159,6 @@ def test_failures_wait_longer_each_time_and_three_in_a_row_are_one_too_many():
 @pytest.mark.parametrize("state", [State.LOADING, State.READY, State.SILENT, State.UNACKNOWLEDGED])
 def test_to_be_blamed_is_a_failure(state):
     assert after(STATES[state], Event.BLAMED).failures == 1
-
-
-def test_too_little_memory_is_no_failure_and_is_waited_for():
-    worker = after(STATES[State.READY], Event.SHORT_OF_MEMORY)
-    assert worker.failures == 0 and worker.due == NOW + T.back_off_s[-1]
 
 
 def test_an_abort_that_a_stranger_can_bring_about_is_no_failure():

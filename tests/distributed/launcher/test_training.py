@@ -83,8 +83,7 @@ def test_a_host_is_left_out_as_long_as_a_person_wants_it():
     run = Run(train, train, train, asked_away=lambda: asked)
     run.at("commit", 2, lambda: asked.add("host1"))
     run.at("commit", 20, asked.clear)
-    run.at("generation", 3, run.stop)
-    run.run()
+    run.until("generation", 3)
     assert run.generations() == ["012", "02", "012"] and not run.of("lost")
     assert run.of("away") == [{"type": "away", "host": "host1", "reason": "as asked"}]
     assert run.of("back") == [{"type": "back", "host": "host1"}] and run.hosts[1].again == [False]
@@ -95,8 +94,7 @@ def test_a_host_that_says_that_it_is_in_use_is_left_out_until_it_says_that_it_is
     say = lambda why: run.hosts[1].toy.say({"type": "in_use", "why": why})  # noqa: E731
     run.at("commit", 2, lambda: say("battery"))
     run.at("commit", 30, lambda: say(""))
-    run.at("generation", 3, run.stop)
-    run.run()
+    run.until("generation", 3)
     assert run.generations() == ["01", "0", "01"] and not run.of("in_use")
     assert [event["reason"] for event in run.of("away")] == ["on battery"]
 
@@ -107,8 +105,7 @@ def test_one_that_is_away_may_be_lost_and_is_still_away_when_it_is_found():
     run.at("commit", 2, lambda: asked.add("host1"))
     run.at("away", 1, lambda: run.hosts[1].toy.freeze())
     run.at("lost", 1, lambda: run.background.at(5, run.hosts[1].toy.thaw))
-    run.at("away", 2, run.stop)
-    run.run()
+    run.until("away", 2)
     told = [event["type"] for event in run.events if event["type"] in ("away", "lost", "back")]
     assert told == ["away", "lost", "back", "away"] and run.generations() == ["01", "0"]
 
@@ -123,8 +120,7 @@ def test_a_killed_worker_is_lost_and_another_one_joins():
 
     run = Run(train, body)
     run.at("commit", 2, lambda: run.hosts[1].toy.exit(-9))
-    run.at("generation", 3, run.stop)
-    run.run()
+    run.until("generation", 3)
     assert run.generations() == ["01", "0", "01"]
     [lost] = run.of("lost")
     assert (lost["host"], lost["rank"], lost["given_up"]) == ("host1", 1, False)
@@ -135,8 +131,7 @@ def test_a_killed_worker_is_lost_and_another_one_joins():
 
 def test_the_reason_of_a_loss_is_what_the_worker_said_of_it():
     run = Run(train, at_first(lambda toy: fails(toy, "PeerLost", "host0 fell silent")))
-    run.at("generation", 2, run.stop)
-    run.run()  # though it was foreseen, and nothing may have been trained yet: another try may do
+    run.until("generation", 2)  # though it was foreseen, and nothing may have been trained yet: another try may do
     assert run.generations() == ["0", "01"]
     assert [lost["reason"] for lost in run.of("lost")] == ["host0 fell silent"]
 
@@ -182,15 +177,6 @@ def test_a_host_that_sleeps_for_long_goes_on_with_the_same_worker():
     assert len([line for line in run.log if "no route to host" in line]) == 1
     assert len(run.hosts[1].toy._unheard) < 100  # nothing piles up for a worker that sleeps
     assert run.time_of("back") - run.time_of("lost") - 600 < 3
-
-
-def test_a_cut_is_mended_over_a_new_connection():
-    run = frozen_after_two_rounds()
-    run.at("commit", 2, lambda: run.hosts[1].toy.cut())
-    run.at("generation", 2, lambda: run.background.at(5, lambda: setattr(run.hosts[1], "is_cut", False)))
-    run.run()
-    assert run.generations() == ["01", "0", "01"] and len(run.hosts[1].toys) == 1
-    assert run.time_of("back") - run.time_of("generation", 2) < 5 + 2
 
 
 def test_a_connection_that_ends_is_a_loss_and_the_same_worker_goes_on_over_another():
@@ -277,14 +263,12 @@ def test_one_that_has_ended_while_its_host_was_cut_off_is_started_anew_as_soon_a
 def test_the_only_worker_of_a_run_is_not_replaced_because_its_machine_is_busy():
     run = Run(train)
     run.at("commit", 2, lambda: (run.hosts[0].toy.freeze(), run.background.at(50, run.hosts[0].toy.thaw)))
-    run.at("commit", 4, run.stop)
-    run.run()
+    run.until("commit", 4)
     assert run.generations() == ["0"] and not run.of("lost") and len(run.hosts[0].starts) == 1
 
     run = Run(train)
     run.at("commit", 2, lambda: run.hosts[0].toy.freeze())
-    run.at("generation", 2, run.stop)
-    run.run()
+    run.until("generation", 2)
     assert run.of("lost")[0]["silent_for"] == T.silence_alone_s and len(run.hosts[0].starts) == 2
 
 
@@ -293,8 +277,7 @@ def test_the_longer_rounds_are_the_longer_silence_is_borne():
         run = Run(train, train, patience_s=1000)
         run.step_s = step_s
         run.at("commit", 4, lambda run=run: run.hosts[1].toy.freeze())
-        run.at("lost", 1, run.stop)
-        run.run()
+        run.until("lost", 1)
         assert run.of("lost")[0]["silent_for"] == pytest.approx(expected, abs=0.1)
 
 
@@ -319,20 +302,8 @@ def test_silence_is_borne_for_longer_while_the_link_is_full(last, expected):
         toy.freeze()
 
     run = Run(train, after(3, then))
-    run.at("lost", 1, run.stop)
-    run.run()
+    run.until("lost", 1)
     assert [event["silent_for"] for event in run.of("lost")] == [expected]
-
-
-def test_one_that_still_loads_may_be_silent_for_longer():
-    def body(toy):
-        toy.background.at(14, lambda: (toy.thaw(), toy.train()))
-        toy.freeze()
-
-    run = Run(train, body)
-    run.at("commit", 2, run.stop)
-    run.run()
-    assert run.generations() == ["01"] and not run.of("lost")
 
 
 HELLO = {"type": "hello", "system": "Darwin", "source": "s", "awake": True}
@@ -355,8 +326,7 @@ def holds_the_lock_for(seconds: float) -> Callable[[Toy], None]:
 
 def test_one_that_holds_the_lock_for_40_s_while_it_imports_is_not_lost():
     run = Run(train, holds_the_lock_for(40.0))
-    run.at("commit", 3, run.stop)
-    run.run()
+    run.until("commit", 3)
     assert run.generations() == ["01"] and not run.of("lost")
     assert run.hosts[1].again == [False] and run.background.time > 40.0
 
@@ -365,8 +335,7 @@ def test_a_replacement_has_the_same_time():
     """After a reinstallation on that host, for example; the others train meanwhile."""
     run = Run(train, lambda toy: train(toy) if toy.life == 1 else holds_the_lock_for(40.0)(toy))
     run.at("commit", 2, lambda: run.hosts[1].toy.exit(-9))
-    run.at("generation", 3, run.stop)
-    run.run()
+    run.until("generation", 3)
     assert run.generations() == ["01", "0", "01"] and len(run.of("lost")) == 1
     assert run.hosts[1].again == [False, True]
 
@@ -378,15 +347,13 @@ def test_one_that_is_gone_while_it_imports_is_noticed_at_once(end):
         toy.background.at(5.0, lambda: toy.exit(-9) if end == "exits" else toy.hear(None))
 
     run = Run(train, at_first(body))
-    run.at("lost", 1, run.stop)
-    run.run()
+    run.until("lost", 1)
     assert run.background.time < 5.0 + LATE_S
 
 
 def test_one_that_is_frozen_while_it_imports_is_replaced_in_the_end():
     run = Run(train, at_first(lambda toy: toy.freeze()))
-    run.at("generation", 2, run.stop)
-    run.run()
+    run.until("generation", 2)
     [lost] = run.of("lost")
     assert lost["silent_for"] == T.silence_importing_s and run.generations() == ["0", "01"]
 
@@ -399,15 +366,13 @@ def test_the_silence_of_a_launcher_that_slept_is_nobodys():
         run.background.time += 3600
 
     run.at("commit", 3, sleep)
-    run.at("commit", 6, run.stop)
-    run.run(4000)
+    run.until("commit", 6, at_most_s=4000)
     assert run.generations() == ["01"] and not run.of("lost")
 
 
 def test_three_failures_in_a_row_give_a_worker_up():
     run = Run(train, exits(3))
-    run.at("lost", 3, run.stop)
-    run.run()
+    run.until("lost", 3)
     assert [lost["given_up"] for lost in run.of("lost")] == [False, False, True]
     assert run.of("lost")[2]["reason"] == "the worker ended with status 3, and printed nothing"
     assert set(run.generations()) == {"0"} and run.hosts[1].again == [False, True, True]
@@ -415,8 +380,7 @@ def test_three_failures_in_a_row_give_a_worker_up():
 
 def test_failures_with_a_round_in_between_do_not_give_it_up():
     run = Run(train, after(1, exits(-9)))
-    run.at("lost", 4, run.stop)
-    run.run()
+    run.until("lost", 4)
     assert not any(lost["given_up"] for lost in run.of("lost"))
 
 
@@ -428,8 +392,7 @@ def test_too_little_memory_is_no_failure_and_is_tried_again_later():
             toy.train(rounds=2 if toy.life == 1 else None, then=exits(1))
 
     run = Run(train, body)
-    run.at("generation", 3, run.stop)
-    run.run()
+    run.until("generation", 3)
     assert not any(lost["given_up"] for lost in run.of("lost")) and len(run.hosts[1].starts) == 5
     times = [when for when, _ in run.hosts[1].starts]
     assert all(later - sooner > T.back_off_s[-1] - LATE_S for sooner, later in itertools.pairwise(times[1:]))
@@ -444,8 +407,7 @@ def test_an_abort_while_a_group_forms_is_no_failure():
         toy.train()
 
     run = Run(train, body, min_hosts=2)
-    run.at("commit", 2, run.stop)
-    run.run()
+    run.until("commit", 2)
     assert [lost["given_up"] for lost in run.of("lost")] == [False] * 5
 
 
@@ -469,8 +431,7 @@ def test_memory_that_runs_out_in_training_each_time_is_a_failure():
         toy.train(rounds=2 if toy.life == 1 else 0, then=lambda toy: fails(toy, "TooLittleMemory", "memory ran out"))
 
     run = Run(train, body)
-    run.at("lost", 3, run.stop)
-    run.run()
+    run.until("lost", 3)
     assert [lost["given_up"] for lost in run.of("lost")] == [False, False, True]
     assert "memory ran out" in run.of("lost")[-1]["reason"]
 
@@ -489,8 +450,7 @@ def test_below_min_hosts_it_waits_for_the_lost_one():
     run = Run(train, train, min_hosts=2)
     run.hosts[1].start_errors[2] = HostError("host1", "no route to host")
     run.at("commit", 2, lambda: run.hosts[1].toy.exit(-9))
-    run.at("generation", 3, run.stop)
-    run.run()
+    run.until("generation", 3)
     assert run.generations() == ["01", "0", "01"]  # in the second they only ended the round
     assert [(event["hosts"], event["min_hosts"]) for event in run.of("paused")] == [(["host0"], 2)]
 
@@ -534,8 +494,7 @@ NONSENSE = [
 @pytest.mark.parametrize("event", NONSENSE, ids=str)
 def test_a_worker_that_says_less_than_it_must_is_replaced_and_no_other(event):
     run = Run(train, at_first(after(1, lambda toy: toy.say(event))))
-    run.at("generation", 3, run.stop)
-    run.run()
+    run.until("generation", 3)
     assert run.generations() == ["01", "0", "01"]
     assert [lost["host"] for lost in run.of("lost")] == ["host1"]
     assert "is incomplete" in run.of("lost")[0]["reason"]
@@ -547,8 +506,7 @@ def test_a_worker_that_says_less_than_it_must_is_replaced_and_no_other(event):
 
 def test_a_worker_that_makes_no_step_while_others_wait_is_replaced():
     run = Run(train, at_first(after(2, lambda toy: None)), patience_s=20)
-    run.at("generation", 3, run.stop)
-    run.run()
+    run.until("generation", 3)
     assert run.generations() == ["01", "0", "01"]
     assert [lost["host"] for lost in run.of("lost")] == ["host1"]
     assert run.of("lost")[0]["reason"] == "made no step for 20 s while others were waiting for it"
@@ -561,8 +519,7 @@ def test_readings_of_a_machine_are_no_progress_and_carry_their_host():
         toy.later(1.0, lambda: stuck(toy))
 
     run = Run(train, at_first(after(2, stuck)), patience_s=20)
-    run.at("generation", 3, run.stop)
-    run.run()
+    run.until("generation", 3)
     assert "made no step for 20 s" in run.of("lost")[0]["reason"]
     assert {"type": "machine", "cpu": 3, "host": "host1", "rank": 1} in run.events
 
@@ -585,8 +542,7 @@ def test_a_worker_that_says_why_it_makes_no_step_is_waited_for():
         toy.later(10, lambda: waits(toy, left - 1) if left else toy.exit(3))
 
     run = Run(train, after(2, waits), patience_s=20)
-    run.at("lost", 1, run.stop)
-    run.run()
+    run.until("lost", 1)
     assert "ended with status 3" in run.of("lost")[0]["reason"]
 
 
@@ -627,8 +583,7 @@ def test_one_with_whom_no_group_forms_is_replaced():
         toy.train()
 
     run = Run(train, at_first(never_enters))
-    run.at("generation", coordinator.FRUITLESS + 3, run.stop)
-    run.run()
+    run.until("generation", coordinator.FRUITLESS + 3)
     assert run.generations() == ["01"] * (coordinator.FRUITLESS + 1) + ["0", "01"]
     [lost] = run.of("lost")
     assert lost["host"] == "host1"
@@ -642,8 +597,7 @@ def test_a_host_that_cannot_be_reached_later_is_tried_again_and_again():
     run = Run(train, train)
     run.hosts[1].start_errors = {start: HostError("host1", "no route to host") for start in (2, 3, 4)}
     run.at("commit", 2, lambda: run.hosts[1].toy.exit(-9))
-    run.at("generation", 3, run.stop)
-    run.run()
+    run.until("generation", 3)
     assert run.hosts[1].again == [False, True, True, True, True]
     times = [when for when, _ in run.hosts[1].starts]
     waits = [later - sooner for sooner, later in itertools.pairwise(times[1:])]
@@ -657,8 +611,7 @@ def test_the_user_is_told_once_that_a_host_with_another_address_is_not_found_by_
     run = Run(train, train)
     run.hosts[1].start_errors = {start: HostError("10.0.0.1", "port 22: no answer") for start in range(2, 14)}
     run.at("commit", 2, lambda: run.hosts[1].toy.exit(-9))
-    run.at("generation", 3, run.stop)
-    run.run()
+    run.until("generation", 3)
     [warning] = run.of("notice")
     assert warning["host"] == "10.0.0.1" and "only if it has another address" in warning["what"].lower()
 
@@ -681,8 +634,7 @@ def test_the_permission_that_a_mac_takes_away_with_the_terminal_is_named():
     run = Run(train, train)
     run.hosts[1].start_errors = {start: no_route() for start in (2, 3)}
     run.at("commit", 2, lambda: run.hosts[1].toy.exit(-9))
-    run.at("generation", 3, run.stop)
-    run.run()
+    run.until("generation", 3)
     [warning] = run.of("notice")
     assert "terminal closed" in warning["what"] and warning["host"] == "host1"
     page, _, title = warning["what"].rpartition(": ")[2].partition("#")
@@ -714,8 +666,7 @@ def test_workers_are_told_where_to_meet_when_the_master_has_another_address():
     run.hosts[1].own_address = "10.0.0.9"
     run.at("commit", 2, lambda: setattr(meeting, "is_due", True))
     run.at("warning", 1, lambda: run.background.at(1, lambda: run.hosts[1].toy.exit(-9)))
-    run.at("generation", 3, run.stop)
-    run.run()
+    run.until("generation", 3)
     assert meeting.connected == ["10.0.0.9"]
     assert run.of("warning") == [{"type": "warning", "what": "the address of this machine has changed"}]
     assert [toy.heard.count(meeting.line) for host in run.hosts for toy in host.toys] == [1, 1, 1]
@@ -746,8 +697,7 @@ def test_a_group_whose_connections_went_with_an_address_is_called_anew():
     meeting = MovingMeeting()
     run = Run(hangs_in_the_first_group, hangs_in_the_first_group, meeting=meeting)
     run.at("commit", 3, lambda: setattr(meeting, "is_due", True))
-    run.at("generation", 2, run.stop)
-    run.run()
+    run.until("generation", 2)
     assert run.generations() == ["01", "01"] and not run.of("lost")
     assert run.time_of("generation", 2) - run.time_of("commit", 3) < 10
 
@@ -761,8 +711,7 @@ def test_a_host_that_listens_at_another_address_has_left_its_group(is_member):
     run = Run(body, body)
     run.at("commit", 1, at("10.0.0.1"))
     run.at("commit", 3, at("10.0.0.2" if is_member else "10.0.0.1"))
-    run.at("generation" if is_member else "commit", 2 if is_member else 9, run.stop)
-    run.run()
+    run.until("generation" if is_member else "commit", 2 if is_member else 9)
     assert run.generations() == (["01", "01"] if is_member else ["01"]) and not run.of("lost")
     assert not is_member or run.time_of("generation", 2) - run.time_of("commit", 3) < 10
 
@@ -780,8 +729,7 @@ def test_a_host_whose_files_cannot_be_read_here_is_tried_again():
     run = Run(train, train, min_hosts=2)
     run.hosts[1].start_errors = {start: DataError("model.safetensors: cannot be read") for start in (2, 3)}
     run.at("commit", 2, lambda: run.hosts[1].toy.exit(-9))
-    run.at("generation", 3, run.stop)
-    run.run()
+    run.until("generation", 3)
     assert run.hosts[1].again == [False, True, True, True]
     assert run.log == ["host1: model.safetensors: cannot be read"]
 
@@ -820,8 +768,7 @@ def test_a_worker_that_comes_back_with_other_code_is_given_up(number):
     bodies[number] = says_hello(lambda toy: str(toy.life))
     run = Run(*bodies)
     run.at("commit", 2, lambda: run.hosts[number].toy.exit(-9))
-    run.at("lost", 2, run.stop)
-    run.run()
+    run.until("lost", 2)
     name = f"host{number}"
     assert [(lost["host"], lost["given_up"]) for lost in run.of("lost")] == [(name, False), (name, True)]
     assert run.of("lost")[1]["reason"].startswith(f"{name} runs different code from host")
@@ -834,8 +781,7 @@ def test_each_worker_hears_where_the_others_listen():
 
     run = Run(body, body)
     run.at("commit", 3, lambda: run.hosts[1].toy.exit(-9))
-    run.at("generation", 3, run.stop)
-    run.run()
+    run.until("generation", 3)
 
     def peers(toy: Toy) -> str:
         return [line for line in toy.heard if "peers" in line][-1]
@@ -868,8 +814,7 @@ def test_a_host_that_does_not_take_its_files_is_given_up():
         raise HostError("host1", "the disk is full")
 
     run.hosts[1].send = send
-    run.at("lost", 1, run.stop)
-    run.run()
+    run.until("lost", 1)
     assert run.of("lost")[0]["reason"] == "clips cannot be sent to it: host1: the disk is full"
 
 
@@ -970,8 +915,7 @@ def test_the_end_leaves_no_process():
 def test_silent_hosts_are_killed_side_by_side_and_not_waited_for_for_long(monkeypatch, seconds, at_most):
     run = Run(*[train] * 4)
     run.at("commit", 2, lambda: [host.toy.freeze() for host in run.hosts[1:]])
-    run.at("lost", 3, run.stop)
-    run.run()
+    run.until("lost", 3)
     killed = []
     for host in run.hosts[1:]:
         host.toy.kill = lambda toy=host.toy: (killed.append(toy), time.sleep(seconds))
@@ -1042,8 +986,7 @@ def test_two_who_cannot_reach_each_other_are_parted_until_they_can():
     run = Run(listens, listens, listens)
     run.at("commit", 3, lambda: apart(run))
     run.at("generation", 2, lambda: run.background.at(5, lambda: setattr(run, "is_apart", False)))
-    run.at("generation", 3, run.stop)
-    run.run()
+    run.until("generation", 3)
     assert run.generations() == ["012", "01", "012"] and not run.of("lost")
     assert run.of("apart") == [{"type": "apart", "pairs": [["host1", "host2"]], "hosts": ["host2"]}]
     assert run.of("reached") == [{"type": "reached", "pairs": [["host1", "host2"]]}]
@@ -1059,7 +1002,6 @@ def test_one_that_is_lost_while_they_say_that_they_do_not_reach_it_is_just_lost(
 
     run.at("commit", 3, freeze)
     run.at("generation", 2, lambda: (setattr(run, "is_apart", False), run.hosts[1].toy.thaw()))
-    run.at("generation", 3, run.stop)
-    run.run()
+    run.until("generation", 3)
     assert run.generations() == ["012", "02", "012"] and not run.of("apart")
     assert "nothing heard" in run.of("lost")[0]["reason"]

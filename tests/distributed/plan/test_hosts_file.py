@@ -60,23 +60,13 @@ def test_python_of_an_environment():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ('{"master": "a",\n "workers": [}', [":2:", "not JSON"]),
-        ([1], ["one object"]),
         ({"workers": []}, ["'master' is missing"]),
-        ({"master": "a"}, ["'workers' is missing"]),
-        ({"master": "a", "workers": "b"}, [":3:", "must be a list"]),
-        ({**GOOD, "ssh_usr": "x"}, [":6:", "unknown key 'ssh_usr', did you mean 'ssh_user'?"]),
         ({**GOOD, "zzz": "x"}, ["unknown key 'zzz'", "Known keys: master"]),
-        ({"master": "a", "workers": [{"host": "b", "prot": 1}]}, ["workers[0]", "unknown key 'prot'"]),
-        ({"master": "a", "workers": [{"ssh_user": "b"}]}, ["workers[0]", "an object with a 'host'"]),
-        ({"master": "a", "workers": ["anna@b"]}, ["'host' must be an address, not \"anna@b\"", "ssh_user"]),
         ({"master": "a", "workers": ["-oProxyCommand=x"]}, ["must be an address"]),
         ({"master": "a", "workers": [{"host": ""}]}, [":5:", "must be an address"]),
         ({"master": "a", "workers": [{"host": 5}]}, [":5:", "must be an address, not 5"]),
         ({**GOOD, "ssh_user": "an\u00a0na"}, [":6:", "cannot be seen: 'an\\xa0na'", "Type it again"]),
         ({"master": "a", "workers": [{"host": "b", "ssh_port": True}]}, ["'ssh_port' must be a number"]),
-        ({"master": "a", "workers": [{"host": "b", "device": "gpu"}]}, ["'device' must be"]),
-        ({**GOOD, "project_path": "here"}, ["'project_path' must be a path from / or ~/"]),
         ({**GOOD, "project_path": "~/../x"}, ["'project_path' must be a path"]),
         ({**GOOD, "project_path": "/."}, ["'project_path' must be a path"]),
         ({**GOOD, "project_path": "/x/.."}, ["'project_path' must be a path"]),
@@ -87,7 +77,6 @@ def test_python_of_an_environment():
         ({**GOOD, "ssh_user": None}, ["'ssh_user' must be text"]),
         ({"master": "a", "workers": ["b", "B"]}, ["B is listed twice"]),
         ({"master": "a", "workers": ["a"]}, ["a is listed twice", "only under 'master'"]),
-        ('{"master": "a",\n"master": "b", "workers": []}', [":2:", "key 'master' appears twice"]),
     ],
 )
 def test_mistakes_are_named(tmp_path, values, words):

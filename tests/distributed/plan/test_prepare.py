@@ -98,13 +98,8 @@ def test_local_ranks_share_the_cores_and_are_told_how_many_they_are(job, run_dir
     found = prepare_run(job, run_dir, local_ranks=3)
     assert [rank.label for rank in found.launch.ranks] == ["rank0", "rank1", "rank2"]
     assert {(rank.spec.machine_workers, rank.spec.profile.num_threads) for rank in found.launch.ranks} == {(3, 2)}
+    assert {rank.spec.shares for rank in found.launch.ranks} == {"fixed"}  # their speeds do not count
     assert not found.items and not (run_dir / "shipment.json").exists()
-
-
-def test_speeds_count_only_where_each_host_is_a_machine_of_its_own(job, run_dir):
-    """See also test_other_hosts_decide_anew_whether_speeds_count."""
-    for hosts, expected in (({"hosts": PAIR}, "auto"), ({"local_ranks": 2}, "fixed")):
-        assert {rank.spec.shares for rank in prepare_run(job, run_dir, **hosts).launch.ranks} == {expected}
 
 
 def test_one_process_has_the_machine_for_itself_and_max_steps_end_its_run_sooner(job, run_dir):

@@ -93,12 +93,3 @@ def member_dies(comm):
 def test_a_member_that_dies_is_lost_for_its_island_alone():
     with Processes(4, member_dies, timeout=5) as processes:
         assert [processes.result(rank) for rank in range(3)] == [[2.0], "lost", [2.0]]
-
-
-@pytest.mark.slow
-def test_parts_that_travel_in_pieces():
-    with Processes(3, in_pieces) as processes:
-        results = [processes.result(rank) for rank in range(3)]
-    assert results[0][:3] == results[1][:3]
-    assert all(right for result in results for _, right, _ in result)
-    assert [result[0] for result in results[0]] == [result[0] for result in results[1]]

@@ -156,26 +156,6 @@ def test_both_come_back_at_the_next_round_when_they_reach_each_other():
     assert net.generations() == [HOSTS, ("ada", "bob"), HOSTS] and not net.coordinator.generation.continues_round
 
 
-@pytest.mark.parametrize("alone", HOSTS)
-def test_one_that_reaches_nobody_is_left_out_even_rank_0(alone):
-    others = tuple(host for host in HOSTS if host != alone)
-    net = Network(blocked=[(alone, other) for other in others])
-    for host in HOSTS:  # the first word is of one pair only
-        net.report(host)
-        net.wait(APART_S / 2)
-    net.wait(APART_S / 2)
-    assert net.generations() == [HOSTS, others]
-
-
-def test_of_two_rank_0_goes_on_alone():
-    net = Network(("ada", "bob"), blocked=[("ada", "bob")])
-    net.report()
-    net.wait(APART_S)
-    net.vote(STATE_SYNC)
-    net.vote(ROUND)
-    assert net.generations() == [("ada", "bob"), ("ada",)] and net.members["ada"].mail[-1]["regroup"] is False
-
-
 def test_of_two_none_goes_on_below_min_hosts():
     net = Network(("ada", "bob"), min_hosts=2, blocked=[("ada", "bob")])
     net.report()
@@ -284,14 +264,6 @@ def test_what_was_said_of_one_that_is_lost_and_by_it_is_void():
     net.come("cy")
     net.vote(ROUND)
     assert net.generations() == [HOSTS, ("ada", "bob"), HOSTS] and not net.of("reached")
-
-
-def test_after_the_end_reports_change_nothing():
-    net = Network(blocked=[("bob", "cy")])
-    net.vote(END)
-    sent = len(net.sent)
-    net.report()
-    assert net.wait(10 * APART_S) is None and len(net.sent) == sent
 
 
 # what nobody thought of

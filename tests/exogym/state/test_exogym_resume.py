@@ -1,6 +1,6 @@
 """What may change when a run is resumed, and what may not; and what becomes of the learning rate."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -98,14 +98,6 @@ def test_the_curve_goes_on_where_it_was_on_any_number_of_hosts(tmp_path, name, b
     assert second[0] == pytest.approx(whole[agreed]) and min(second) >= min(whole) - 1e-9
 
 
-def test_two_hosts_become_four_in_numbers(tmp_path):
-    """As a user saw it: step 25 of 48 on two hosts, and then the rest on four had no learning rate at all."""
-    strategy = lambda: AllReduceStrategy(lr=1.0, schedule="linear")  # noqa: E731
-    train(2, tmp_path, strategy, epochs=2, stop_at=24)
-    rates, _ = train(4, tmp_path, strategy, epochs=2)
-    assert rates == pytest.approx([0.5 - n / 24 for n in range(12)])
-
-
 @every_strategy
 def test_stopped_and_resumed_on_other_hosts_again_and_again(tmp_path, name):
     """The rate rises to its peak and then falls, without a jump and never to nothing."""
@@ -173,14 +165,12 @@ def curve(total, warmup=0, name="linear"):
     return Schedule(ScheduleSpec(name=name, warmup_steps=warmup), optimizer, total)
 
 
-@pytest.mark.parametrize("warmup", [1, 2, 3, 10])
-@pytest.mark.parametrize("remaining", [1, 7, 9, 60, 1000])
-@pytest.mark.parametrize("at", [0, 1, 2, 5])
-def test_a_plan_stretched_inside_the_warm_up_does_not_exceed_the_peak(warmup, remaining, at):
-    schedule = curve(40, warmup)
-    schedule.stretch(at, remaining)
-    rates = [schedule.set(at + step) for step in range(remaining)]
-    assert max(rates) <= 1.0 and min(rates) > 0
+def test_a_plan_stretched_inside_the_warm_up_does_not_exceed_the_peak():
+    for warmup, remaining, at in product((1, 2, 3, 10), (1, 7, 9, 60, 1000), (0, 1, 2, 5)):
+        schedule = curve(40, warmup)
+        schedule.stretch(at, remaining)
+        rates = [schedule.set(at + step) for step in range(remaining)]
+        assert max(rates) <= 1.0 and min(rates) > 0, (warmup, remaining, at)
 
 
 def test_work_that_is_done_again_after_the_end_has_a_rate():

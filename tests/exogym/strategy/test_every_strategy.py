@@ -19,16 +19,16 @@ from exogym_toys import (
 from torch import nn
 
 from exogym import Checkpoints, ElasticSampler, FlatParameters, SingleComm
-from exogym.errors import CheckpointError
 from exogym.flat import digest
 from exogym.samplers.batches import DatasetSamples
 
-QUICK = {"allreduce", "sharded", "diloco", "demo", "sparta", "composed", "hidden"}  # of what takes seconds for each
+QUICK = {"sharded", "demo", "sparta", "composed"}  # of what takes seconds for each
 a_few_quickly = pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES]
 )
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
-with_inner_optimizer = pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "demo"])
+
+
 with_any_inner_optimizer = pytest.mark.parametrize("name", [n for n in STRATEGIES if n not in ("demo", "moments")])
 LR = {"lr": 0.05}
 
@@ -80,8 +80,7 @@ def trained(comm, name, model=None, *, epochs=2, size=40, **settings):
 
 
 @every_strategy
-@pytest.mark.parametrize("ranks", [2, 5])
-def test_ranks_end_with_the_same_bits(name, ranks):
+def test_ranks_end_with_the_same_bits(name):
     """Of frozen weights nothing changes, of those that nobody uses hardly a bit; ties hold; integers are kept."""
 
     def rank_main(comm):
@@ -93,7 +92,7 @@ def test_ranks_end_with_the_same_bits(name, ranks):
         assert model.norm.num_batches_tracked > 0
         return result.digest, digest(FlatParameters(model).read())
 
-    found = run_threads(ranks, rank_main)
+    found = run_threads(5, rank_main)
     assert len({value for pair in found for value in pair}) == 1
 
 
@@ -232,21 +231,3 @@ def test_a_batch_in_parts_is_the_same_batch(name):
         return run_threads(2, rank_main)
 
     torch.testing.assert_close(train(6)[0], train(2)[0], rtol=1e-4, atol=1e-5)
-
-
-@a_few_quickly
-def test_another_strategy_or_setting_is_refused_on_resume(tmp_path, name):
-    def run(**settings):
-        checkpoints = Checkpoints(tmp_path, "rank0")
-        strategy = STRATEGIES[name](**LR | settings)
-        node = train_node(
-            Line(), SingleComm(), strategy, work(SingleComm()), epochs=1,
-            checkpoints=checkpoints, checkpoint_interval=2, resume=True,
-        )  # fmt: skip
-        node.run()
-        checkpoints._writer.shutdown()
-
-    run()
-    run()
-    with pytest.raises(CheckpointError, match="max_norm was None, and is 3"):
-        run(max_norm=3)

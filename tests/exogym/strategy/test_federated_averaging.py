@@ -128,7 +128,6 @@ def test_modules_are_not_shared_between_strategies():
     ("make", "told"),
     [
         (lambda: FedAvgStrategy(island_size=0), "island_size must be at least 1"),
-        (lambda: FedAvgStrategy(H=0), "H must be at least 1"),
         (lambda: CommunicateOptimizeStrategy(inner_optim="adamw"), "must be a list of one at least"),
         (lambda: CommunicateOptimizeStrategy(communication_modules=["average"]), "must hold objects"),
         (lambda: AveragingCommunicator(interval=0), "interval must be at least 1"),

@@ -1,6 +1,5 @@
 """Runs that go on without a terminal: real launchers, the bundled model."""
 
-import contextlib
 import json
 import os
 import re
@@ -11,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from small_run import end_runs
 from waiting import wait_until
 
 import cli_typer
 from distributed.launcher.follow import finishing
-from distributed.run_dir.folder import is_running, launcher_pid
+from distributed.run_dir.folder import is_running
 from multimac.commands import attach_stop
 from whisper_tuner.errors import ExitStatus
 
@@ -37,10 +37,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "config.ini").write_text(CONFIG.format(project=PROJECT))
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    for run in tmp_path.glob("runs/*"):
-        if pid := launcher_pid(run):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, 9)
+    end_runs(tmp_path)
 
 
 def wait_for(text: str, events: Path) -> None:

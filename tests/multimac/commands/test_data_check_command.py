@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import cli_typer
-from multimac.commands.train import finetune
 from whisper_tuner.data.checks.fix import BLACKLIST, CHANGES, PATCHES
 from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.errors import ExitStatus
@@ -215,15 +214,6 @@ def test_an_id_of_two_parts_is_left_out_of_train_alone(folder):
         }
         assert "test-002" not in ids["train"] and "test-002" in ids["test"] and len(ids["test"]) == 6
     assert "(its id, test-002, is also in another part)" in (folder / "fixed" / BLACKLIST).read_text()
-
-
-@pytest.mark.slow
-def test_what_was_fixed_trains(folder, capsys):
-    spoil(folder / "train.csv", _3="", _5="N/A", _7="Buy bread &amp; butter for me.")
-    check("mine", "--fix", "fixed")
-    (folder / "config.ini").write_text(CONFIG.format(model=PROJECT / "bundled" / "model", folder="fixed"))
-    assert check("mine") == ExitStatus.OK
-    assert finetune("mine", config=folder / "config.ini") == ExitStatus.OK
 
 
 @pytest.mark.parametrize(

@@ -139,21 +139,6 @@ def test_a_common_voice_folder_trains_as_it_is(common_voice, tmp_path, capsys):
     assert finished(tmp_path)["after"]["clips"] == 2
 
 
-@pytest.mark.slow
-def test_subtitles_train_once_they_are_imported(subtitles, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    path = config(tmp_path, "[dataset:mine]\ntrain = talks")
-    assert run("finetune", "mine", "--config", str(path)) == 4
-    refused = capsys.readouterr().err
-    assert "its clips are parts of long recordings" in refused and f"multimac data import {subtitles}" in refused
-    assert run("data", "import", "talks", "--out", "mine") == 0
-    section = capsys.readouterr().out.partition("For config.ini:")[2].replace("    ", "")
-    path = config(tmp_path, f"{section}test = mine/train.csv")
-    assert run("finetune", "mine", "--config", str(path)) == 0
-    clips = finished(tmp_path)["after"]["clips"]
-    assert clips == len(load_manifest(tmp_path / "mine" / "train.csv").samples) and clips < 8
-
-
 def test_siblings_are_used_unless_the_dataset_says_otherwise(common_voice, tmp_path):
     for text, test in (("", common_voice / "test.tsv"), ("test =\n", None), ("test = x.csv\n", tmp_path / "x.csv")):
         path = config(tmp_path, f"[dataset:mine]\ntrain = cv/train.tsv\n{text}")

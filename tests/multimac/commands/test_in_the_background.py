@@ -1,17 +1,16 @@
 """Commands started as `nohup multimac ... &` in a script does: SIGINT and SIGHUP ignored, no terminal."""
 
-import contextlib
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from small_run import end_runs
 from test_attach_stop import CONFIG
 from waiting import wait_until
 
-from distributed.run_dir.folder import is_running, launcher_pid
+from distributed.run_dir.folder import is_running
 from whisper_tuner.errors import ExitStatus
 
 PROJECT = Path(__file__).parents[3]
@@ -21,10 +20,7 @@ PROJECT = Path(__file__).parents[3]
 def folder(tmp_path):
     (tmp_path / "config.ini").write_text(CONFIG.format(project=PROJECT))
     yield tmp_path
-    for run in tmp_path.glob("runs/*"):
-        if pid := launcher_pid(run):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, 9)
+    end_runs(tmp_path)
 
 
 def background(folder: Path, *arguments: str) -> subprocess.Popen:

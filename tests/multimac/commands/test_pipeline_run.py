@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_run import PROJECT
+from small_run import PROJECT, end_runs
 from waiting import wait_until
 
 from distributed.run_dir.folder import launcher_pid
@@ -47,9 +47,7 @@ def config(folder):
     path = folder / "config.ini"
     path.write_text(path.read_text() + SECTION)
     yield path
-    for run in folder.glob("runs/*"):
-        if pid := launcher_pid(run):
-            os.kill(pid, signal.SIGKILL)
+    end_runs(folder)
 
 
 def events_of(run: Path, kind: str) -> list[dict]:

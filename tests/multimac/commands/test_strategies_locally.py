@@ -10,6 +10,7 @@ import psutil
 import pytest
 import torch
 from saved_model import saved_digest
+from small_run import end_runs
 from waiting import wait_until
 
 import cli_typer
@@ -51,9 +52,7 @@ def config_of(folder):
         return path
 
     yield write
-    for run in folder.glob("runs/*"):
-        if pid := launcher_pid(run):
-            os.kill(pid, signal.SIGKILL)
+    end_runs(folder)
 
 
 def events_of(run: Path, kind: str) -> list[dict]:

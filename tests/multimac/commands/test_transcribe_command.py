@@ -119,18 +119,10 @@ def test_a_model_does_what_its_run_trained_it_for(tmp_path, capsys, task, joint)
     assert stored["text"] == joint.join(segment["text"] for segment in stored["segments"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (["x.wav"], 2, "--model"),
-    ],
-)
-def test_mistakes(tmp_path, monkeypatch, capsys, arguments, status, words):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "taken").write_text("")
-    assert cli_typer.main(["transcribe", *(a.format(model=MODEL) for a in arguments)]) == status
+def test_without_a_model_it_says_what_is_missing(capsys):
+    assert cli_typer.main(["transcribe", "x.wav"]) == 2
     said = capsys.readouterr().err
-    assert words in said and "Traceback" not in said
+    assert "--model" in said and "Traceback" not in said
 
 
 def piped(audio: bytes, *arguments: object, folder: Path) -> subprocess.CompletedProcess:

@@ -25,15 +25,13 @@ def manifest(folder, text, name="m.csv", encoding="utf-8"):
     return path
 
 
-@pytest.mark.parametrize(
-    ("audio", "text"), [*((audio, "text") for audio in AUDIO_COLUMNS), *(("audio", text) for text in TEXT_COLUMNS[1:])]
-)
-def test_every_accepted_column_name(folder, audio, text):
-    loaded = load_manifest(manifest(folder, f"{text},{audio}\nbonjour,audio/a.wav\n"))
-    (sample,) = loaded.samples
-    assert (sample.audio, sample.text, sample.line) == (folder / "audio/a.wav", "bonjour", 2)
-    assert sample.duration_s == pytest.approx(0.5)
-    assert loaded.problems == ()
+def test_every_accepted_column_name(folder):
+    for audio, text in [*((audio, "text") for audio in AUDIO_COLUMNS), *(("audio", text) for text in TEXT_COLUMNS)]:
+        loaded = load_manifest(manifest(folder, f"{text},{audio}\nbonjour,audio/a.wav\n"))
+        (sample,) = loaded.samples
+        assert (sample.audio, sample.text, sample.line) == (folder / "audio/a.wav", "bonjour", 2), (audio, text)
+        assert sample.duration_s == pytest.approx(0.5)
+        assert loaded.problems == ()
 
 
 def test_reads_json_lines(folder):
@@ -156,10 +154,10 @@ def test_languages_and_clips_without_speech_are_written_and_read_back(folder):
     assert loaded.samples == tuple(samples[1:]) and loaded.problems[0].kind == Kind.NO_TEXT
 
 
-@pytest.mark.parametrize("column", SPEAKER_COLUMNS)
-def test_speakers_are_read_and_written(folder, column):
-    loaded = load_manifest(manifest(folder, f"audio,text,{column}\naudio/a.wav,oui,Anna\naudio/b.flac,non,\n"))
-    assert [sample.speaker for sample in loaded.samples] == ["Anna", ""]
+def test_speakers_are_read_and_written(folder):
+    for column in SPEAKER_COLUMNS:
+        loaded = load_manifest(manifest(folder, f"audio,text,{column}\naudio/a.wav,oui,Anna\naudio/b.flac,non,\n"))
+        assert [sample.speaker for sample in loaded.samples] == ["Anna", ""], column
     write_manifest(folder / "out.csv", loaded.samples)
     assert [sample.speaker for sample in load_manifest(folder / "out.csv").samples] == ["Anna", ""]
     assert (folder / "out.csv").read_text().splitlines()[0] == "id,audio_path,transcription,duration_s,speaker"

@@ -21,13 +21,6 @@ def learnt(processor, label):
     return [(read, *names(processor, [target])) for read, target in pairs if target != IGNORED]
 
 
-def test_multilingual_labels_carry_language_and_task(multilingual):
-    model, processor = multilingual
-    label = label_encoder(model, processor.tokenizer, language="French", task="translate").encode("ab")
-    assert names(processor, label.prompt) == [START, "<|fr|>", "<|translate|>", "<|notimestamps|>"]
-    assert names(processor, label.written) == ["Ġ", "a", "b", "<|endoftext|>"]
-
-
 def test_english_only_labels_carry_no_language(english):
     model, processor = english
     encoder = label_encoder(model, processor.tokenizer, language="fr")
@@ -72,13 +65,7 @@ def test_without_a_previous_text_transformers_makes_the_same_inputs(multilingual
     assert torch.equal(whole[learnt], padded["labels"][learnt])
 
 
-def test_text_in_unspaced_scripts_gets_no_leading_space(multilingual):
-    model, processor = multilingual
-    label = label_encoder(model, processor.tokenizer, language="ja").encode("a")
-    assert names(processor, label.written) == ["a", "<|endoftext|>"]
-
-
-@pytest.mark.parametrize("language", ["ja", "Japanese", "<|ja|>", " JA "])
+@pytest.mark.parametrize("language", ["ja", "Japanese"])
 def test_a_translation_is_english_text_of_foreign_speech(multilingual, language):
     model, processor = multilingual
     label = label_encoder(model, processor.tokenizer, language=language, task="translate").encode("a")

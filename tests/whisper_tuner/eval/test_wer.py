@@ -33,12 +33,6 @@ def test_lists_of_different_length_are_refused():
         error_rates(["a", "b"], ["a"])
 
 
-def test_a_language_without_spaces_is_compared_by_characters():
-    normalize = text_normalizer("ja")
-    rates = error_rates([normalize("日本語です")], [normalize("日本のです")])
-    assert (rates.words, rates.substitutions, rates.wer) == (5, 1, pytest.approx(1 / 5))
-
-
 @pytest.mark.parametrize(
     ("language", "text", "expected"),
     [

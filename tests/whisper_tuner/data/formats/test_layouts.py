@@ -854,21 +854,6 @@ def test_a_table_and_the_parts_that_we_split_it_into_are_that_table(tmp_path, cl
         parts_of(tmp_path)
 
 
-def test_every_layout_has_a_test_here():
-    known = {
-        "common-voice",
-        "ljspeech",
-        "datasets",
-        "audiofolder",
-        "kaldi",
-        "librispeech",
-        "lists",
-        "subtitles",
-        "pairs",
-    }
-    assert set(LAYOUTS) == known  # `datasets` is in test_saved.py
-
-
 def test_parts_in_a_folder_below_the_one_that_is_named(tmp_path, clip):
     for name in ("train-clean-100/84/a", "test-clean/61/b"):
         clip(tmp_path / "LibriTTS" / f"{name}.wav")
