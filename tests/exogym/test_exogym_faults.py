@@ -190,7 +190,7 @@ def test_weights_in_bf16_come_through_any_fault(block, tmp_path, monkeypatch):
     some = {name: functools.partial(STRATEGIES[name], inner_optim="low_memory") for name in HELD_IN_BF16}
     monkeypatch.setattr(sys.modules[__name__], "STRATEGIES", some)
     monkeypatch.setattr(simulation, "Tiny", Half)
-    monkeypatch.setattr(in_pieces, "CHUNK", 2)
+    monkeypatch.setattr(in_pieces, "AT_ONCE", 2)
     told = Counter()
     for seed in range(10 * block, 10 * (block + 1)):
         told += fuzzed(seed, tmp_path / str(seed))

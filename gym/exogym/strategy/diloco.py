@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -151,6 +150,7 @@ class DiLoCoCommunicator(CommunicationModule):
         for piece, grad in zip(pieces, change.neg_()[:n].split(CHUNK), strict=True):
             piece.grad = grad
         outer.step()
+        outer.zero_grad()  # they are views of what was sent, whose memory is not kept
 
     @property
     def _is_plain(self) -> bool:
@@ -202,7 +202,7 @@ class DiLoCoStrategy(OverlappingStrategy):
             return [InPieces(interval=self.config.H, config=self.config)]
         return [self.Module(self.config)]
 
-    @cached_property
+    @property
     def _holds_copies(self) -> bool:
         """Tell whether common weights are in bf16 where the model is, with an optimizer that rounds by chance as well.
 

@@ -13,12 +13,14 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from exogym.comm.comm import Comm
-from exogym.flat import CHUNK, PIECE, FlatParameters, digest, gather, groups, pieces
+from exogym.flat import PIECE, FlatParameters, digest, gather, groups, pieces
 from exogym.strategy.communication_module import NOT_FINITE, CommunicationModule, Draft, Exchanged
 from exogym.strategy.diloco_settings import DiLoCoConfig
 from exogym.strategy.low_memory import rounded_by_chance
 from exogym.strategy.strategy_settings import OptimSpec
 from exogym.strategy.wire import FloatSum, WireSum
+
+AT_ONCE = 4 * 1024 * 1024  # values of a piece: 16 MB in float32, which is what a collective sends at once
 
 
 class Piece(NamedTuple):
@@ -92,11 +94,11 @@ class InPieces(CommunicationModule):
         draft.set(self.common)
 
     def _pieces(self, own: list[Tensor], new: list[Tensor]) -> Iterator[Piece]:
-        """Yield the pieces, of about CHUNK values, the same on all ranks."""
+        """Yield the pieces, of about AT_ONCE values, the same on all ranks."""
         n = len(self.parameters.parameters)
         for part in (slice(0, n), slice(n, None)):
-            mine, fresh = pieces(own[part], CHUNK), pieces(new[part], CHUNK)
-            for common in groups(self.common[part], CHUNK):
+            mine, fresh = pieces(own[part], AT_ONCE), pieces(new[part], AT_ONCE)
+            for common in groups(self.common[part], AT_ONCE):
                 count = len(common)
                 yield Piece([*islice(mine, count)], common, [*islice(fresh, count)], part.start > 0)
 

@@ -79,7 +79,7 @@ def test_the_size_of_pieces_makes_no_difference(monkeypatch):
         return moved(model, strategy, 1 + comm.rank, a=0.1, b=0.3).digest
 
     whole = run_threads(2, rank_main)
-    monkeypatch.setattr(in_pieces, "CHUNK", FEW)
+    monkeypatch.setattr(in_pieces, "AT_ONCE", FEW)
     monkeypatch.setattr(in_pieces, "PIECE", 3)
     assert run_threads(2, rank_main) == whole
 
@@ -98,7 +98,7 @@ def test_a_rank_that_is_not_finite_does_not_count():
 @pytest.mark.parametrize("at", [1, 2, 4])
 def test_an_exchange_that_broke_off_leaves_nothing_behind(monkeypatch, wire, at):
     """A peer is lost while some piece travels; what the others then make anew is as if nothing had been."""
-    monkeypatch.setattr(in_pieces, "CHUNK", FEW)
+    monkeypatch.setattr(in_pieces, "AT_ONCE", FEW)
 
     def rank_main(comm, breaks):
         model, strategy = set_up(comm, wire=wire)
@@ -141,7 +141,7 @@ def node(comm, folder=None, **settings):
 
 @pytest.mark.parametrize("settings", [{}, {"wire": "int8"}, {"overlap_steps": 2}, {"overlap_steps": 1, "wire": "bf16"}])
 def test_a_resumed_run_of_two_ranks_makes_the_same_steps(tmp_path, monkeypatch, settings):
-    monkeypatch.setattr(in_pieces, "CHUNK", FEW)
+    monkeypatch.setattr(in_pieces, "AT_ONCE", FEW)
 
     def stopped(comm):
         trained, asked = node(comm, tmp_path, **settings), iter(range(20))
@@ -169,7 +169,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_more_than_a_piece_is_in_float32(monkeypatch):
-    monkeypatch.setattr(in_pieces, "CHUNK", 4 * FEW)
+    monkeypatch.setattr(in_pieces, "AT_ONCE", 4 * FEW)
     with Largest() as largest:
         model, strategy = set_up(SingleComm(), size=100)
         with torch.no_grad():
