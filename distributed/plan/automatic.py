@@ -53,8 +53,8 @@ DRAFT = 5  # own weights beside those that ranks share
 ALONE = -17  # nothing is kept to be sent, and checkpoints are far apart: 8 of the optimizer and 12 of a copy, and gaps
 # Gradients in bf16 are 2, and there are flats of 8 or, alone, 4 while a checkpoint is written; by `memory_choices.py`.
 LOW_MEMORY, LOW_MEMORY_ALONE = -31, -38
-# DiLoCo with plain averaging exchanges such weights in pieces: common weights are 2, and so are gradients or, when those
-# are gone, the new weights. What is left unsent stays in float32 with room for its sum; a snapshot is in bf16.
+# DiLoCo with plain averaging exchanges such weights in pieces: common weights are 2, and so are gradients or, when
+# those are gone, the new weights. What is left unsent stays in float32, with room for sums; a snapshot is in bf16.
 IN_PIECES, ROUNDED_PIECES, IN_FLIGHT_PIECES = -37, 12, 6
 # With shard_optimizer checkpoints are written without a copy, before the next gradient; ADAM is divided by the ranks.
 SHARDED, ADAM = -34, 8
