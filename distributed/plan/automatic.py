@@ -213,7 +213,7 @@ def more_bytes(config: StrategyConfig, ranks: int) -> int:
         return LOW_MEMORY_ALONE if is_low else ALONE
     if isinstance(config, AllReduceConfig) and config.shard_optimizer:
         return SHARDED + math.ceil(ADAM / ranks)
-    in_pieces = is_low and type(config) is DiLoCoConfig and config.is_plain
+    in_pieces = is_low and isinstance(config, DiLoCoConfig) and type(config) is DiLoCoConfig and config.is_plain
     found = IN_PIECES if in_pieces else LOW_MEMORY if is_low else 0
     if isinstance(config, DiLoCoConfig):
         states = 2  # numbers of each parameter: Adam's; another may keep fewer

@@ -326,7 +326,7 @@ def _scatter(
     *,
     most: int = CHUNK,
 ) -> None:
-    """Put part_of(slice), a part of a flat, into the tensors it is for. most: values at once, see _groups."""
+    """Put part_of(slice), a part of a flat, into the tensors it is for. most: values at once, see groups."""
     at = 0
     for group in groups(tensors, most):
         sizes = [piece.numel() for piece in group]
@@ -351,6 +351,7 @@ def groups(tensors: Iterable[Tensor], most: int = CHUNK) -> Iterator[list[Tensor
 
 
 def pieces(tensors: Iterable[Tensor], most: int = CHUNK) -> Iterator[Tensor]:
+    """Yield views of consecutive rows, each of at most so many values (one row may be more)."""
     for tensor in tensors:
         tensor = tensor.unsqueeze(0) if tensor.dim() == 0 else tensor
         if tensor.numel():

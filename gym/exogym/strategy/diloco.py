@@ -210,7 +210,8 @@ class DiLoCoStrategy(OverlappingStrategy):
         """
         kinds = {p.dtype for p in self.parameters.parameters}
         rounds = isinstance(self.optimizer, LowMemory) and torch.bfloat16 in kinds <= {torch.bfloat16, torch.float32}
-        return rounds and type(self.config) is DiLoCoConfig and self.config.is_plain
+        is_usual = self.Module is DiLoCoCommunicator and type(self.config) is DiLoCoConfig
+        return rounds and is_usual and self.config.is_plain
 
     def _read(self, room: Any = None, *, buffers: Tensor | None = None) -> Any:
         read = self.parameters.copies if self._holds_copies else self.parameters.read

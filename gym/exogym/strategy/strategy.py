@@ -294,7 +294,7 @@ class Strategy:
     def agreed_state(self) -> dict[str, Any]:
         """Return what all ranks had in common when they last agreed, not copied: enough for a new rank to join.
 
-        "weights" [numel] must be in it: `runs recover` reads them.
+        "weights" must be in it, a flat or copies: `runs recover` reads them.
         """
         return {
             "steps": self.steps,
