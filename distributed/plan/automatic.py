@@ -53,6 +53,9 @@ DRAFT = 5  # own weights beside those that ranks share
 ALONE = -17  # nothing is kept to be sent, and checkpoints are far apart: 8 of the optimizer and 12 of a copy, and gaps
 # Gradients in bf16 are 2, and there are flats of 8 or, alone, 4 while a checkpoint is written; by `memory_choices.py`.
 LOW_MEMORY, LOW_MEMORY_ALONE = -31, -38
+# DiLoCo with plain averaging exchanges such weights in pieces: common weights are 2, and so are gradients or, when
+# those are gone, the new weights. What is left unsent stays in float32, with room for sums; a snapshot is in bf16.
+IN_PIECES, ROUNDED_PIECES, IN_FLIGHT_PIECES = -37, 12, 6
 # With shard_optimizer checkpoints are written without a copy, before the next gradient; ADAM is divided by the ranks.
 SHARDED, ADAM = -34, 8
 PLAIN = DiLoCoConfig()  # it sends a float of each parameter, as AllReduce does in each step
@@ -210,7 +213,8 @@ def more_bytes(config: StrategyConfig, ranks: int) -> int:
         return LOW_MEMORY_ALONE if is_low else ALONE
     if isinstance(config, AllReduceConfig) and config.shard_optimizer:
         return SHARDED + math.ceil(ADAM / ranks)
-    found = LOW_MEMORY if is_low else 0
+    in_pieces = is_low and isinstance(config, DiLoCoConfig) and type(config) is DiLoCoConfig and config.is_plain
+    found = IN_PIECES if in_pieces else LOW_MEMORY if is_low else 0
     if isinstance(config, DiLoCoConfig):
         states = 2  # numbers of each parameter: Adam's; another may keep fewer
         if config.outer_optim == "sgd":
@@ -218,9 +222,9 @@ def more_bytes(config: StrategyConfig, ranks: int) -> int:
         if states:
             found += OUTER_STATE * states + (SERVER if isinstance(config, ParameterServerConfig) else 0)
         if config.wire != "float32":
-            found += ROUNDED
+            found += ROUNDED_PIECES if in_pieces else ROUNDED
         if config.overlap_steps and ranks > 1:
-            found += IN_FLIGHT
+            found += IN_FLIGHT_PIECES if in_pieces else IN_FLIGHT
         if config.share_moments and ranks > 1:
             found += MOMENTS
     in_islands = isinstance(config, FedAvgConfig) and config.island_size is not None

@@ -18,6 +18,7 @@ CHUNK = 16 * 1024 * 1024  # float32 values: 64 MB, the most that is staged from 
 TRAINED = (torch.float32, torch.bfloat16, torch.float16)
 SENT = (*TRAINED, torch.complex64)
 PIECE = 256 * 1024  # values: what is computed of so many stays in a CPU's caches
+Weights = Tensor | list[Tensor]  # a flat; or `copies`, which take half of its memory where a model is in bf16
 
 
 class FlatParameters:
@@ -69,7 +70,7 @@ class FlatParameters:
 
     def layout(self) -> int:
         """Return 64 bits that two ranks share only if their flats mean the same."""
-        shapes = repr([(n, *t.shape) for n, t in zip(self.names, self._tensors(), strict=True)])
+        shapes = repr([(n, *t.shape) for n, t in zip(self.names, self.tensors(), strict=True)])
         return _signed(hashlib.blake2b(shapes.encode(), digest_size=8).digest())
 
     def frozen_digest(self) -> int:
@@ -79,7 +80,7 @@ class FlatParameters:
         """
         if self._frozen_digest is None:
             hasher = hashlib.blake2b(digest_size=8)
-            for piece in _pieces(self._frozen):
+            for piece in pieces(self._frozen):
                 hasher.update(_bytes(piece))
             self._frozen_digest = _signed(hasher.digest())
         return self._frozen_digest
@@ -94,7 +95,18 @@ class FlatParameters:
         buffers: those that `read_buffers` gave earlier, instead of what they are now.
         """
         out = torch.empty(self.numel) if out is None else out
-        gather(self._tensors() if buffers is None else [*self._weights(), buffers], out)
+        gather(self.tensors() if buffers is None else [*self._weights(), buffers], out)
+        return out
+
+    def copies(self, out: list[Tensor] | None = None, *, buffers: Tensor | None = None) -> list[Tensor]:
+        """Return copies of parameters and buffers on the CPU, each in its own dtype; in `out`, if it is given.
+
+        buffers: as for `read`.
+        """
+        own, tensors = len(self.parameters), self.tensors()
+        out = out or [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+        put(tensors[:own], out[:own])
+        put(tensors[own:] if buffers is None else buffers, out[own:])
         return out
 
     @property
@@ -104,7 +116,7 @@ class FlatParameters:
 
     @property
     def is_on_cpu(self) -> bool:
-        return all(tensor.device.type == "cpu" for tensor in self._tensors())
+        return all(tensor.device.type == "cpu" for tensor in self.tensors())
 
     def parts(self) -> Iterator[tuple[slice, torch.dtype]]:
         """Yield slices of a flat, of PIECE values at most, with the dtype that the model has there."""
@@ -116,18 +128,24 @@ class FlatParameters:
                     yield slice(first, min(first + PIECE, end)), dtype
                 at = end
 
-    def write(self, flat: Tensor) -> None:
-        """Copy `flat` to parameters and buffers, in their own dtype and on their own device."""
-        _scatter(flat.__getitem__, self._tensors())
+    def write(self, weights: Weights) -> None:
+        """Copy weights to parameters and buffers, in their own dtype and on their own device."""
+        put(weights, self.tensors())
 
-    def move(self, to: Tensor, *, since: Tensor) -> None:
-        """Add `to - since`, two flats, to parameters and buffers, on their own device. `since` may be used up."""
+    def move(self, to: Weights, *, since: Weights) -> None:
+        """Add `to - since` to parameters and buffers, on their own device. `since` may be used up."""
+        if isinstance(to, list):
+            for own, *values in zip(self.tensors(), to, since, strict=True):
+                for piece, new, old in zip(*(pieces([each]) for each in (own, *values)), strict=True):
+                    piece.add_((new.float() - old).to(piece.device))
+            return
+        assert isinstance(since, Tensor), "both have one form"
         is_on_cpu = self.is_on_cpu
 
         def change(part: slice) -> Tensor:
             return torch.sub(to[part], since[part], out=None if is_on_cpu else since[part])
 
-        _scatter(change, self._tensors(), torch.Tensor.add_, most=PIECE if is_on_cpu else CHUNK)
+        _scatter(change, self.tensors(), torch.Tensor.add_, most=PIECE if is_on_cpu else CHUNK)
 
     @torch.no_grad()
     def read_at(self, indices: Tensor) -> Tensor:
@@ -149,7 +167,7 @@ class FlatParameters:
 
     def _at(self, indices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Return each tensor of which there are some, and which."""
-        tensors = self._tensors()
+        tensors = self.tensors()
         ends = torch.tensor([t.numel() for t in tensors]).cumsum(0)
         first = 0
         for tensor, end, last in zip(tensors, ends.tolist(), torch.searchsorted(indices, ends).tolist(), strict=True):
@@ -185,7 +203,8 @@ class FlatParameters:
     def _weights(self) -> list[Tensor]:
         return [p.detach() for p in self.parameters]
 
-    def _tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
+        """Return parameters and buffers themselves, as they are on their device."""
         return [*self._weights(), *self.buffers]
 
 
@@ -232,14 +251,17 @@ def check_model(model: nn.Module) -> None:
             raise SettingError(f"{what}: train model.float(), and torch.view_as_real of complex numbers")
 
 
-def digest(flat: Tensor) -> int:
-    """Return 64 bits that tell a CPU tensor's bytes from others, as a signed number that fits an int64 tensor.
+def digest(weights: Weights) -> int:
+    """Return 64 bits that tell the bytes of CPU tensors from others, as a signed number that fits an int64 tensor.
 
     The CRC-32 of each half: it is against accidents, and takes a fifth of the time of a cryptographic hash.
     """
-    data = _bytes(flat.detach())
-    half = len(data) // 2
-    return _signed(b"".join(zlib.crc32(part).to_bytes(4, "big") for part in (data[:half], data[half:])))
+    sums = [0, 0]
+    for tensor in [weights] if isinstance(weights, Tensor) else weights:
+        data = _bytes(tensor.detach())
+        half = len(data) // 2
+        sums = [zlib.crc32(part, value) for part, value in zip((data[:half], data[half:]), sums, strict=True)]
+    return _signed(b"".join(value.to_bytes(4, "big") for value in sums))
 
 
 def unshared(flat: Tensor) -> Tensor:
@@ -264,7 +286,7 @@ def _signed(data: bytes) -> int:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.cpu().contiguous().view(torch.uint8).numpy().reshape(-1).data
+    return tensor.cpu().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _zeros_like(parameter: Tensor) -> Tensor:
@@ -278,12 +300,22 @@ def _zeros_like(parameter: Tensor) -> Tensor:
 def gather(tensors: Iterable[Tensor], out: Tensor) -> None:
     """Copy tensors on any device to `out`, flat on the CPU, one after the other."""
     at = 0
-    for group in _groups(tensors):
+    for group in groups(tensors):
         # From an accelerator in one piece, as each transfer has its price; here each tensor without a copy between.
         staged = [torch.cat([piece.reshape(-1).float() for piece in group])] if group[0].device.type != "cpu" else group
         for piece in staged:
             out[at : at + piece.numel()].view(piece.shape).copy_(piece)
             at += piece.numel()
+
+
+@torch.no_grad()
+def put(weights: Weights, tensors: list[Tensor]) -> None:
+    """Copy weights to tensors, in the dtype and on the device of these."""
+    if isinstance(weights, Tensor):
+        _scatter(weights.__getitem__, tensors)
+        return
+    for tensor, values in zip(tensors, weights, strict=True):
+        tensor.copy_(values)
 
 
 @torch.no_grad()
@@ -294,9 +326,9 @@ def _scatter(
     *,
     most: int = CHUNK,
 ) -> None:
-    """Put part_of(slice), a part of a flat, into the tensors it is for. most: values at once, see _groups."""
+    """Put part_of(slice), a part of a flat, into the tensors it is for. most: values at once, see groups."""
     at = 0
-    for group in _groups(tensors, most):
+    for group in groups(tensors, most):
         sizes = [piece.numel() for piece in group]
         staged = part_of(slice(at, at + sum(sizes))).to(group[0].device)
         for piece, values in zip(group, staged.split(sizes), strict=True):
@@ -304,11 +336,11 @@ def _scatter(
         at += sum(sizes)
 
 
-def _groups(tensors: Iterable[Tensor], most: int = CHUNK) -> Iterator[list[Tensor]]:
+def groups(tensors: Iterable[Tensor], most: int = CHUNK) -> Iterator[list[Tensor]]:
     """Yield views of consecutive rows, in lists of at most so many values on one device (one row may be more)."""
     group: list[Tensor] = []
     size = 0
-    for piece in _pieces(tensors, most):
+    for piece in pieces(tensors, most):
         if group and (size + piece.numel() > most or piece.device != group[0].device):
             yield group
             group, size = [], 0
@@ -318,7 +350,8 @@ def _groups(tensors: Iterable[Tensor], most: int = CHUNK) -> Iterator[list[Tenso
         yield group
 
 
-def _pieces(tensors: Iterable[Tensor], most: int = CHUNK) -> Iterator[Tensor]:
+def pieces(tensors: Iterable[Tensor], most: int = CHUNK) -> Iterator[Tensor]:
+    """Yield views of consecutive rows, each of at most so many values (one row may be more)."""
     for tensor in tensors:
         tensor = tensor.unsqueeze(0) if tensor.dim() == 0 else tensor
         if tensor.numel():

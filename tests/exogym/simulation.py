@@ -40,7 +40,16 @@ FOREVER_S = 4000.0  # of virtual time without a commit
 TRACED = (
     *("train_node.py", "micro_batches.py"),
     *("rounds/round.py", "rounds/shares.py", "rounds/progress.py", "node_state.py", "state_sync.py", "elastic.py"),
-    *("diloco.py", "all_reduce.py", "sharded.py", "strategy.py", "optim.py", "communicate_optimize.py", "in_flight.py"),
+    *(
+        "diloco.py",
+        "in_pieces.py",
+        "all_reduce.py",
+        "sharded.py",
+        "strategy.py",
+        "optim.py",
+        "communicate_optimize.py",
+        "in_flight.py",
+    ),
     *("federated_averaging.py", "sparta.py", "parameter_server.py", "demo.py"),
 )
 

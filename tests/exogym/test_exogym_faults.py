@@ -4,6 +4,7 @@ import functools
 import os
 import random
 import shutil
+import sys
 import tempfile
 import traceback
 from collections import Counter
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import simulation
 import torch
 from exogym_toys import STRATEGIES
 from simulation import (
     Faults,
     Job,
     Script,
+    Tiny,
     World,
     _this_thread,
     checkpoint_is_written,
@@ -29,15 +32,17 @@ from simulation import (
     power_fails,
     rescue_and_end,
 )
+from torch import nn
 
 from exogym import Checkpoints, DiLoCoStrategy, FlatParameters, Strategy
 from exogym.rounds import shares
-from exogym.strategy import sharded
+from exogym.strategy import in_pieces, sharded
 
 NAMES = ("h0", "h1", "h2", "h3", "h4")
 RUNS = int(os.environ.get("FUZZ_FAULT_RUNS", 100))
 BLOCKS = 10
 MOST_RESUMES = 6
+HELD_IN_BF16 = ("diloco", "int8", "hidden_int8")
 EACH_ALONE = 1e-6  # bucket_mb: no two parameters share a bucket
 
 
@@ -171,6 +176,25 @@ def test_any_fault_at_any_point(block, tmp_path):
         shutil.rmtree(disk)
     print(f"seeds {seeds}: {dict(told)}")
     assert not failed, f"{len(failed)} of {len(seeds)} runs failed: {list(failed)}; first: {failed[min(failed)]}"
+
+
+class Half(Tiny):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(self.w.detach().bfloat16())
+
+
+@pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5))])
+def test_weights_in_bf16_come_through_any_fault(block, tmp_path, monkeypatch):
+    """With plain averaging they are exchanged in pieces, of which some may have come when a host is lost."""
+    some = {name: functools.partial(STRATEGIES[name], inner_optim="low_memory") for name in HELD_IN_BF16}
+    monkeypatch.setattr(sys.modules[__name__], "STRATEGIES", some)
+    monkeypatch.setattr(simulation, "Tiny", Half)
+    monkeypatch.setattr(in_pieces, "AT_ONCE", 2)
+    told = Counter()
+    for seed in range(10 * block, 10 * (block + 1)):
+        told += fuzzed(seed, tmp_path / str(seed))
+    assert told["runs resumed"] > 1
 
 
 class Leaving(Faults):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from exogym.errors import SettingError
-from exogym.flat import digest, unshared
+from exogym.flat import Weights, digest, put, unshared
 from exogym.strategy.communication_module import CommunicationModule, Draft, Exchanged
 from exogym.strategy.optim import clip
 from exogym.strategy.strategy import StepResult, Strategy
@@ -71,7 +71,7 @@ class CommunicateOptimizeStrategy(Strategy):
         assert isinstance(self.config, CommunicateOptimizeConfig)
         return [copy.copy(module) for module in self.config.communication_modules]
 
-    def _start(self, flat: Tensor) -> None:
+    def _start(self, flat: Any) -> None:
         self._common = flat
         self.modules = self._modules()
         agreeing = [module for module in self.modules if module.agrees]
@@ -88,7 +88,7 @@ class CommunicateOptimizeStrategy(Strategy):
         self._trained = [Trained()] * len(self.modules)  # since each one's last exchange
         self._agreed_trained = list(self._trained)
         self._before_stop: dict[str, dict[str, Any]] | None = None
-        self._room: Tensor | None = None  # for weights that are read [numel], where an earlier exchange left some
+        self._room: Weights | None = None  # for weights that are read, where an earlier exchange left some
 
     # A step of a rank by itself.
 
@@ -100,6 +100,7 @@ class CommunicateOptimizeStrategy(Strategy):
             group["lr"] *= factor
         self.steps += 1
         norm = self._inner_step(weight, self._step_weight(weight, samples)) if weight > 0 else None
+        self.optimizer.zero_grad()  # an exchange needs the memory
         skipped = "" if norm is None or math.isfinite(norm) else f"the gradient is {norm}"
         counted, worked = 0 if skipped else samples, int(samples > 0)
         self._trained = [Trained(since.samples + counted, since.steps + worked) for since in self._trained]
@@ -192,8 +193,10 @@ class CommunicateOptimizeStrategy(Strategy):
     def apply(self, exchanged: Outcome, local: StepResult) -> StepResult:
         if exchanged.stop:  # the state in the middle of the round, copied where its forced end will change it
             agreed, own = self.agreed_state(), self.own_state()
-            agreed |= {key: copy.deepcopy(agreed[key]) for key in ("last", "modules", "weights", "common")}
-            own |= {key: copy.deepcopy(own[key]) for key in ("modules", "inside")}
+            agreed |= {key: copy.deepcopy(agreed[key]) for key in ("last", "modules", "common")}
+            weights = agreed["weights"]  # of a list the tensors are not changed any more
+            agreed["weights"] = [*weights] if isinstance(weights, list) else copy.deepcopy(weights)
+            own["modules"], self._room = copy.deepcopy(own["modules"]), None  # what it had room for is in `own` now
             self._before_stop = {"agreed": agreed, "own": own}
         due, ran = self._due(), [self.modules[n] for n, _ in exchanged.by_module]
         for n, outcome in exchanged.by_module:
@@ -257,14 +260,18 @@ class CommunicateOptimizeStrategy(Strategy):
         self.rounds, self._agreements, self._last = state["rounds"], state["agreements"], list(state["last"])
         self._ramp_left = RAMP_STEPS if self._is_new and self.steps else self._ramp_left
         self.schedule.load_state_dict(state["schedule"])
-        self._common.copy_(state["common"] if self.differs else state["weights"])
+        self._take(state["common"] if self.differs else state["weights"])
         for module, kept in zip(self.modules, state["modules"], strict=True):
             module.load_state_dict(kept)
         self.parameters.write(state["weights"])
         self._trained = list(self._agreed_trained)
         self._before_stop = None
 
-    def agreed_weights(self) -> Tensor:
+    def _take(self, weights: Weights) -> None:
+        """Make these the common weights."""
+        put(weights, [self._common] if isinstance(self._common, Tensor) else self._common)
+
+    def agreed_weights(self) -> Any:
         """Return the common weights; of ranks that differ, this one's as they are now.
 
         A copy of what they were when the ranks last agreed would take as much memory again.
@@ -286,7 +293,7 @@ class CommunicateOptimizeStrategy(Strategy):
 
     def load_weights(self, flat: Tensor) -> None:
         if not self.differs:
-            self._common.copy_(flat)
+            self._take(flat)
         self.parameters.write(flat)
 
     # What is a rank's own.
@@ -294,8 +301,8 @@ class CommunicateOptimizeStrategy(Strategy):
     def own_state(self) -> dict[str, Any]:
         inside = None  # what this rank has made since the last agreement
         if self.steps != self._agreed_steps:
-            weights = None if self.differs else self.parameters.read(self._room)
-            inside = {"weights": weights, "steps": self.steps - self._agreed_steps, "trained": self._trained}
+            weights = None if self.differs else self._read(self._room)
+            inside = {"weights": weights, "steps": self.steps - self._agreed_steps, "trained": [*self._trained]}
         return {
             "optimizer": self.optimizer.state_dict(),
             "ramp_left": self._ramp_left,

@@ -12,7 +12,9 @@ from torch.optim import Optimizer
 
 from exogym.comm.comm import Comm
 from exogym.config import check_whole
-from exogym.flat import FlatParameters
+from exogym.flat import FlatParameters, Weights
+
+NOT_FINITE = "the weights were not finite at the end of the round"
 
 
 class Exchanged(NamedTuple):
@@ -56,8 +58,8 @@ class CommunicationModule(ABC):
         """Return what a checkpoint records of it: a run is not resumed with others."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def setup(self, comm: Comm, parameters: FlatParameters, common: Tensor, *, keeps_common: bool) -> None:
-        """Begin a run. common: weights that all ranks share [numel], at first those at the start.
+    def setup(self, comm: Comm, parameters: FlatParameters, common: Any, *, keeps_common: bool) -> None:
+        """Begin a run. common: weights that all ranks share, at first those at the start: [numel], or copies.
 
         keeps_common: this module is the one that may change them, always to the same values on all ranks.
         """
@@ -98,10 +100,10 @@ class CommunicationModule(ABC):
 class Draft:
     """The weights as they will be if what ranks are exchanging counts; the model stays as it is until `write`."""
 
-    def __init__(self, parameters: FlatParameters, flat: Tensor | None = None):
-        """flat: weights to begin with, instead of those that the model has now; not to be changed."""
+    def __init__(self, parameters: FlatParameters, weights: Weights | None = None):
+        """weights: to begin with, instead of those that the model has now; not to be changed."""
         self._parameters = parameters
-        self._flat = flat
+        self._flat: Any = weights
         self._at: tuple[Tensor, Tensor] | None = None  # some weights only: where, and which
 
     def read(self, out: Tensor | None = None) -> Tensor:
@@ -117,14 +119,18 @@ class Draft:
         """Return the weights [numel], not to be changed; in `room` if they are those that the model has now."""
         return self.read(room) if self._flat is None else self._flat
 
+    def tensors(self) -> list[Tensor]:
+        """Return the weights, each tensor as the model has it, not to be changed; of a draft that has no flat."""
+        return self._parameters.tensors() if self._flat is None else self._flat
+
     def read_at(self, indices: Tensor) -> Tensor:
         """Return the weights at sorted int64 indices, float32 on the CPU."""
         if self._at:
             self.set(self.read())
         return self._parameters.read_at(indices) if self._flat is None else self._flat[indices]
 
-    def set(self, flat: Tensor) -> None:
-        self._flat, self._at = flat, None
+    def set(self, weights: Weights) -> None:
+        self._flat, self._at = weights, None
 
     def set_at(self, indices: Tensor, values: Tensor) -> None:
         if self._at:
@@ -142,7 +148,7 @@ class Draft:
 
 
 class Payload:
-    """A flat that is sent again and again; a fresh one in each generation of `comm`.
+    """Room for a flat that is sent again and again; a fresh one in each generation of `comm`.
 
     A peer of an older generation may still write into the one that it had.
     """
@@ -154,6 +160,10 @@ class Payload:
 
     def flat(self, size: int) -> Tensor:
         """Return float32 [size]: zeros, or what was sent last."""
-        if self._flat is None or self._generation != self._comm.generation or self._flat.numel() != size:
+        if self._flat is None or self._generation != self._comm.generation or self._flat.numel() < size:
             self._flat, self._generation = torch.zeros(size), self._comm.generation
-        return self._flat
+        return self._flat[:size]
+
+    def clear(self) -> None:
+        """Let go of the memory until `flat` is called again."""
+        self._flat = None

@@ -14,17 +14,17 @@ from torch.optim import Optimizer
 from exogym.comm.comm import Comm
 from exogym.config import check_keys
 from exogym.flat import CHUNK, PIECE, FlatParameters, digest, is_finite
-from exogym.strategy.communication_module import CommunicationModule, Draft, Exchanged
+from exogym.strategy.communication_module import NOT_FINITE, CommunicationModule, Draft, Exchanged
 from exogym.strategy.diloco_settings import DiLoCoConfig
 from exogym.strategy.in_flight import OverlappingStrategy
+from exogym.strategy.in_pieces import InPieces
+from exogym.strategy.low_memory import LowMemory
 from exogym.strategy.moments import Moments, SharedMoments, due
 from exogym.strategy.optim import ExactAdam, ExactSGD, exact_from_spec, fading
 from exogym.strategy.strategy import StepResult
 from exogym.strategy.strategy_settings import OptimSpec
 from exogym.strategy.upstream import strategy_settings
 from exogym.strategy.wire import FloatSum, WireSum
-
-NOT_FINITE = "the weights were not finite at the end of the round"
 
 
 class Means(NamedTuple):
@@ -150,6 +150,7 @@ class DiLoCoCommunicator(CommunicationModule):
         for piece, grad in zip(pieces, change.neg_()[:n].split(CHUNK), strict=True):
             piece.grad = grad
         outer.step()
+        outer.zero_grad()  # they are views of what was sent, whose memory is not kept
 
     @property
     def _is_plain(self) -> bool:
@@ -197,7 +198,24 @@ class DiLoCoStrategy(OverlappingStrategy):
     Module = DiLoCoCommunicator
 
     def _modules(self) -> list[CommunicationModule]:
+        if self._holds_copies:
+            return [InPieces(interval=self.config.H, config=self.config)]
         return [self.Module(self.config)]
+
+    @property
+    def _holds_copies(self) -> bool:
+        """Tell whether common weights are in bf16 where the model is, with an optimizer that rounds by chance as well.
+
+        Strategies that are made from this one, and an outer optimizer with a state, need flats.
+        """
+        kinds = {p.dtype for p in self.parameters.parameters}
+        rounds = isinstance(self.optimizer, LowMemory) and torch.bfloat16 in kinds <= {torch.bfloat16, torch.float32}
+        is_usual = self.Module is DiLoCoCommunicator and type(self.config) is DiLoCoConfig
+        return rounds and is_usual and self.config.is_plain
+
+    def _read(self, room: Any = None, *, buffers: Tensor | None = None) -> Any:
+        read = self.parameters.copies if self._holds_copies else self.parameters.read
+        return read(room, buffers=buffers)
 
     def _start(self, flat: Tensor) -> None:
         super()._start(flat)

@@ -83,6 +83,12 @@ class DiLoCoConfig(StrategyConfig):
     def usual(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         return super().usual(given) | ({"outer_momentum": 0.9} if given.get("outer_optim", "sgd") == "sgd" else {})
 
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether the outer optimizer keeps no state: ranks then take the average, or go a part of the way."""
+        outer = self.outer_spec() if isinstance(self.outer_optim, str) else self.outer_optim
+        return isinstance(outer, OptimSpec) and outer.name == "sgd" and not (outer.momentum or outer.weight_decay)
+
     def outer_spec(self) -> OptimSpec:
         """Return the outer optimizer with its numbers, where it is given by name."""
         if self.outer_optim != "sgd":

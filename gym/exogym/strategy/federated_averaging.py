@@ -12,8 +12,7 @@ from exogym.comm.comm import Comm
 from exogym.config import check_whole
 from exogym.flat import FlatParameters, is_finite
 from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy
-from exogym.strategy.communication_module import CommunicationModule, Draft, Exchanged, Payload
-from exogym.strategy.diloco import NOT_FINITE
+from exogym.strategy.communication_module import NOT_FINITE, CommunicationModule, Draft, Exchanged, Payload
 from exogym.strategy.federated_averaging_settings import FedAvgConfig
 
 

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from exogym.comm.comm import Background
+from exogym.flat import Weights
 from exogym.strategy.communicate_optimize import CommunicateOptimizeStrategy, Outcome, Trained
 from exogym.strategy.communication_module import Draft
 from exogym.strategy.strategy import StepResult
@@ -22,7 +21,7 @@ class OverlappingStrategy(CommunicateOptimizeStrategy):
     What a rank has trained meanwhile is added to the weights that all agree on.
     """
 
-    def _start(self, flat: Tensor) -> None:
+    def _start(self, flat: Any) -> None:
         super()._start(flat)
         self._flight: InFlight | None = None
         self._background: Background | None = None
@@ -43,12 +42,13 @@ class OverlappingStrategy(CommunicateOptimizeStrategy):
         self._room = None
         self._background = self._background or self.comm.background()
 
-        def read() -> Tensor:
+        def read() -> Weights:
             for module in modules:
                 module.begin()
-            return self.parameters.read(room, buffers=buffers)
+            weights: Weights = self._read(room, buffers=buffers)
+            return weights
 
-        def exchange(snapshot: Tensor) -> Outcome:
+        def exchange(snapshot: Weights) -> Outcome:
             return self._exchange(Draft(self.parameters, snapshot), trained, stopping=False)
 
         self._flight = InFlight(
@@ -94,17 +94,17 @@ class OverlappingStrategy(CommunicateOptimizeStrategy):
 class InFlight:
     """One exchange that runs in the background, and its outcome.
 
-    read: gives the rank's weights as they are when the round ends [numel]. steps, trained: how far it is then.
+    read: gives the rank's weights as they are when the round ends. steps, trained: how far it is then.
     exchange: the collectives, given those weights. They run in `background`, as `arrived` does after them, and may
     change nothing that the rank needs meanwhile.
     """
 
     def __init__(
         self,
-        read: Callable[[], Tensor],
+        read: Callable[[], Weights],
         steps: int,
         trained: list[Trained],
-        exchange: Callable[[Tensor], Outcome],
+        exchange: Callable[[Weights], Outcome],
         arrived: Callable[[Outcome], None],
         background: Background,
         *,
@@ -114,7 +114,7 @@ class InFlight:
         them.
         """
         self._read, self._reading = read, threading.Lock()
-        self._snapshot: Tensor | None = None
+        self._snapshot: Weights | None = None
         self.steps, self.trained = steps, trained
         self.has_failed, self.seconds = False, 0.0  # that the exchange took
         self._exchange, self._arrived, self._background = exchange, arrived, background
@@ -124,8 +124,8 @@ class InFlight:
             self.snapshot()
         background.put(self._run)
 
-    def snapshot(self) -> Tensor:
-        """Return the rank's weights when the round ended [numel]. Must be called first before they change."""
+    def snapshot(self) -> Weights:
+        """Return the rank's weights when the round ended. Must be called first before they change."""
         with self._reading:
             if self._snapshot is None:
                 self._snapshot = self._read()

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from exogym.comm.comm import Comm
 from exogym.flat import FlatParameters
-from exogym.strategy.communication_module import Draft, Exchanged, Payload
-from exogym.strategy.diloco import NOT_FINITE, DiLoCoCommunicator, DiLoCoStrategy
+from exogym.strategy.communication_module import NOT_FINITE, Draft, Exchanged, Payload
+from exogym.strategy.diloco import DiLoCoCommunicator, DiLoCoStrategy
 from exogym.strategy.parameter_server_settings import ParameterServerConfig
 
 SERVER = 0

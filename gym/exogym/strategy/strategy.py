@@ -107,7 +107,7 @@ class Strategy:
             self.optimizer = self._make_optimizer()
         self.schedule = Schedule(self.config.schedule_spec(), self.optimizer, total_steps)
         self._sent = Payload(comm)
-        self._start(self.parameters.read())
+        self._start(self._read())
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Prepare a rank; `model` is on its device. Where hosts come and go, self.rank and self.num_nodes change."""
@@ -119,6 +119,13 @@ class Strategy:
         """Keep what the strategy needs of the common first weights [numel]; `flat` is the strategy's own."""
         self._own_grads: Tensor | None = None
         self._norm: float | None = None
+
+    def _read(self, room: Any = None, *, buffers: Tensor | None = None) -> Any:
+        """Return a copy of the weights, in `room` if it is given, as the strategy keeps them: a flat, or copies.
+
+        buffers: see FlatParameters.read.
+        """
+        return self.parameters.read(room, buffers=buffers)
 
     @property
     def rank(self) -> int:
@@ -287,7 +294,7 @@ class Strategy:
     def agreed_state(self) -> dict[str, Any]:
         """Return what all ranks had in common when they last agreed, not copied: enough for a new rank to join.
 
-        "weights" [numel] must be in it: `runs recover` reads them.
+        "weights" must be in it, a flat or copies: `runs recover` reads them.
         """
         return {
             "steps": self.steps,

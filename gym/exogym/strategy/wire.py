@@ -45,7 +45,9 @@ class FloatSum:
         return self._payload[:-2], self._payload[-2:]
 
     def accept(self) -> None:
-        """Do nothing, since nothing was left out."""
+        """Let go of the last sum's memory; nothing was left out."""
+        self._payload = torch.empty(0)
+        self._sent.clear()
 
 
 class WireSum:
