@@ -15,13 +15,12 @@ import soundfile
 from damage import damaged, damaged_json
 from fuzzing import fuzz, outcome, parsed
 from hypothesis import example
-from hypothesis import strategies as st
 
 from distributed.hosts.agent import files as host_files
 from distributed.hosts.paths import SyncItem
 from distributed.hosts.sync import hashed_files
 from whisper_tuner.data.audio_check import FACT
-from whisper_tuner.data.segments import Segments, hash_of
+from whisper_tuner.data.kept_values import KeptValues, hash_of
 from whisper_tuner.fact_store import FactStore
 
 SIZE, CHANGED = 1644, 1_763_726_400_000_000_000  # of the clip
@@ -110,37 +109,40 @@ def test_hashes_on_a_host(clip: Path, data: bytes):
 
 
 VALUES = {hash_of(bytes([number])): bytes([number]) * (40 + number) for number in range(4)}
+KEY, *_ = VALUES
 
 
-def stored() -> tuple[bytes, bytes]:
-    """The values and the index of a whole segment."""
+def stored(directory: Path) -> dict[bytes, Path]:
+    """Keep all values; return the file of each."""
+    store, found = KeptValues(directory), {}
+    for key, value in VALUES.items():
+        before = {*directory.rglob("*")}
+        store.put(key, value)
+        [found[key]] = (path for path in {*directory.rglob("*")} - before if path.is_file())
+    return found
+
+
+def one_stored() -> bytes:
     with tempfile.TemporaryDirectory() as name:
-        store = Segments(Path(name))
-        for key, value in VALUES.items():
-            store.put(key, value)
-        [data], [index] = (list(Path(name).glob(f"*.{kind}")) for kind in ("data", "index"))
-        return data.read_bytes(), index.read_bytes()
+        return stored(Path(name))[KEY].read_bytes()
 
 
-DATA, INDEX_OF_DATA = stored()
-ONE_OF_BOTH = st.tuples(damaged(DATA), st.just(INDEX_OF_DATA)) | st.tuples(st.just(DATA), damaged(INDEX_OF_DATA))
+ONE = one_stored()
 
 
-@fuzz("stored log-mels", ONE_OF_BOTH | st.tuples(damaged(DATA), damaged(INDEX_OF_DATA)), cost=2)
-@example(data=(DATA, INDEX_OF_DATA))
-@example(data=(DATA[::-1], INDEX_OF_DATA))
-@example(data=(DATA, INDEX_OF_DATA[56:] + INDEX_OF_DATA[:56]))
-def test_stored_log_mels(folder: Path, data: tuple[bytes, bytes]):
+@fuzz("stored log-mels", damaged(ONE), cost=2)
+@example(data=ONE)
+@example(data=ONE[::-1])
+@example(data=ONE[:16])
+def test_stored_log_mels(folder: Path, data: bytes):
     """A damaged value is not there, and can be added again; the others are right."""
     directory = folder / "store"
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
-    for kind, content in zip(("data", "index"), data, strict=True):
-        (directory / f"5e9.{kind}").write_bytes(content)
-    store = Segments(directory)
+    stored(directory)[KEY].write_bytes(data)
+    store = KeptValues(directory)
     found = {key: outcome(store.get, key) for key in VALUES}
-    assert all(value in (None, VALUES[key]) for key, value in found.items())
-    for key, value in VALUES.items():
-        outcome(store.put, key, value)
-    for reader in (store, Segments(directory)):
+    assert found == VALUES | {KEY: VALUES[KEY] if data == ONE else None}
+    outcome(store.put, KEY, VALUES[KEY])
+    for reader in (store, KeptValues(directory)):
         assert {key: reader.get(key) for key in VALUES} == VALUES

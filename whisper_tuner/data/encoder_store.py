@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from whisper_tuner.data.segments import Segments, hash_of
+from whisper_tuner.data.kept_values import KeptValues, hash_of
 from whisper_tuner.errors import RunError
 from whisper_tuner.text import size
 
-FORMAT = 1  # raise it when the same weights and log-mels come to be encoded otherwise
+FORMAT = 2  # raise it when the same weights and log-mels come to be encoded, or kept, otherwise
 STORED = np.dtype("<f2")
 REMEDY = "Make room, raise encoder_cache_gb, or set it to 0: then the encoder is computed anew in each epoch."
 
@@ -45,7 +45,7 @@ class EncoderStore:
         self.directory = Path(directory) / weights.hex()
         what = f"the encoder's outputs cannot be kept in {self.directory}"
         slower = "they are computed in each epoch, which is slower"
-        self._segments = Segments(self.directory, lambda reason: warn(f"{what}: {reason}; {slower}"))
+        self._kept = KeptValues(self.directory, lambda reason: warn(f"{what}: {reason}; {slower}"))
 
     def bytes_of(self, lengths: Sequence[int]) -> int:
         """Return how many bytes clips of so many mel frames take."""
@@ -76,7 +76,7 @@ class EncoderStore:
     def get(self, keys: Sequence[bytes]) -> list[Tensor] | None:
         """Return the states of each clip, float32 [frames / 2, d_model]; None if one of them is not stored."""
         found = []
-        for value in [self._segments.get(key) for key in keys]:  # all: what is damaged is to be stored again
+        for value in [self._kept.get(key) for key in keys]:  # all: what is damaged is to be stored again
             if value is None:
                 return None
             states = torch.from_numpy(np.frombuffer(value, STORED).astype(np.float32))
@@ -91,12 +91,15 @@ class EncoderStore:
         rounded = [state.detach().half().float() for state in states]
         fits = [bool(one.isfinite().all()) for one in rounded]
         for key, one, is_whole in zip(keys, rounded, fits, strict=True):
-            if self._segments.is_writable and is_whole:
-                self._segments.put(key, one.cpu().numpy().astype(STORED).tobytes())
+            if self._kept.is_writable and is_whole:
+                self._kept.put(key, one.cpu().numpy().astype(STORED).tobytes())
         return [one if is_whole else state for one, is_whole, state in zip(rounded, fits, states, strict=True)]
 
 
 def _bytes_in(folder: Path) -> int:
-    with contextlib.suppress(OSError):
-        return sum(file.stat().st_size for file in folder.iterdir())
-    return 0
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # another process may be renaming it
+                total += Path(path, name).stat().st_size
+    return total

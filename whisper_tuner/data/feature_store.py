@@ -20,7 +20,7 @@ from transformers import WhisperFeatureExtractor
 
 from whisper_tuner.data.audio import CLIP_S, load_audio
 from whisper_tuner.data.features import log_mel
-from whisper_tuner.data.segments import KEY_BYTES, Segments, hash_of
+from whisper_tuner.data.kept_values import KEY_BYTES, KeptValues, hash_of
 from whisper_tuner.errors import TunerError
 
 FORMAT = 2  # raise it when decoding, resampling or the layout of a value changes: old entries are then ignored
@@ -52,7 +52,7 @@ class FeatureStore:
         self.directory, self.extractor = Path(directory), extractor
         what = f"log-mels cannot be kept in {self.directory}"
         slower = "they are computed each time, which is slower"
-        self._segments = Segments(self.directory, lambda reason: warn(f"{what}: {reason}; {slower}"))
+        self._kept = KeptValues(self.directory, lambda reason: warn(f"{what}: {reason}; {slower}"))
         self._settings = hash_of(json.dumps([FORMAT, extractor.to_dict()], sort_keys=True).encode())
 
     def log_mel(self, path: str | Path, speed: float = 1.0) -> np.ndarray:
@@ -62,7 +62,7 @@ class FeatureStore:
         """
         audio = _Audio.of(path)
         key = self._key(audio, speed)
-        value = self._segments.get(key)
+        value = self._kept.get(key)
         if value is None:
             value = self._compute(audio, speed, key)
         return np.frombuffer(value, STORED).reshape(self.extractor.feature_size, -1).astype(np.float32)
@@ -100,7 +100,7 @@ class FeatureStore:
             torch.set_num_threads(before)  # for threads that begin later
 
     def _work_off(self, todo: deque[tuple[str | Path, float]]) -> None:
-        while self._segments.is_writable:
+        while self._kept.is_writable:
             try:
                 path, speed = todo.popleft()
             except IndexError:
@@ -108,15 +108,15 @@ class FeatureStore:
             with contextlib.suppress(TunerError, OSError):
                 audio = _Audio.of(path)
                 key = self._key(audio, speed)
-                if key not in self._segments:
+                if key not in self._kept:
                     self._compute(audio, speed, key)
 
     def _key(self, audio: _Audio, speed: float) -> bytes:
-        content = self._segments.get(audio.key)
+        content = self._kept.get(audio.key)
         if content is None:
             content = audio.hash_content()
             if audio.is_settled and audio == _Audio.of(audio.path):
-                self._segments.put(audio.key, content)
+                self._kept.put(audio.key, content)
         return hash_of(self._settings + content + float(speed).hex().encode())
 
     def _compute(self, audio: _Audio, speed: float, key: bytes) -> bytes:
@@ -126,9 +126,9 @@ class FeatureStore:
         if speed != 1:  # about n / speed samples: faster and higher, as a tape would be
             waveform = soxr.resample(waveform, speed, 1.0, quality="HQ")
         value = log_mel(waveform, self.extractor).astype(STORED).tobytes()
-        is_unchanged = self._segments.is_writable and self._key(_Audio.of(audio.path), speed) == key
+        is_unchanged = self._kept.is_writable and self._key(_Audio.of(audio.path), speed) == key
         if is_unchanged:
-            self._segments.put(key, value)
+            self._kept.put(key, value)
         return value
 
 

@@ -108,7 +108,7 @@ def test_a_full_disk_is_told_once(multilingual, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store._segments, "_locked_segment", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     for _ in range(2):
         store.put([b"a" * 16, b"b" * 16], torch.ones(2, 50, store.d_model))
     [what] = told
