@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from whisper_tuner.files import hash_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -124,4 +125,4 @@ class FactStore:
 
 
 def _digest(kind: str, name: bytes, stamp: str, value: bytes) -> bytes:
-    return hashlib.blake2b(b"\0".join([kind.encode(), name, stamp.encode(), value]), digest_size=16).digest()
+    return hash_of(b"\0".join([kind.encode(), name, stamp.encode(), value]))

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import shlex
@@ -20,6 +21,7 @@ from whisper_tuner.errors import ConfigError, RunError
 
 DATALESS = 0x40000000  # SF_DATALESS (man chflags of macOS); in Python's stat from 3.13 on
 FORMULA = r"'*[=+\-@\t\r\n]"  # how a cell begins that a spreadsheet computes
+HASH_BYTES = 16
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 # What a user can do about a file or folder that the system refuses.
 REMEDIES = {
@@ -64,6 +66,16 @@ def refusal(error: OSError) -> RunError | None:
         return None
     what = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error.strerror)
     return RunError(what, remedy=REMEDIES.get(error.errno or 0, "Choose another file or folder."))
+
+
+def hash_of(value: bytes) -> bytes:
+    return hashlib.blake2b(value, digest_size=HASH_BYTES).digest()
+
+
+def content_hash(path: Path) -> bytes:
+    """Return the `hash_of` of what a file holds. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=HASH_BYTES)).digest()
 
 
 def check_writable(folder: Path, remedy: str = "Choose another folder with --out.") -> None:

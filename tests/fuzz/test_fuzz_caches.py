@@ -20,8 +20,9 @@ from distributed.hosts.agent import files as host_files
 from distributed.hosts.paths import SyncItem
 from distributed.hosts.sync import hashed_files
 from whisper_tuner.data.audio_check import FACT
-from whisper_tuner.data.kept_values import KeptValues, hash_of
+from whisper_tuner.data.kept_values import KeptValues
 from whisper_tuner.fact_store import FactStore
+from whisper_tuner.files import hash_of
 
 SIZE, CHANGED = 1644, 1_763_726_400_000_000_000  # of the clip
 HASH = "0" * 64

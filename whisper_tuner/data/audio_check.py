@@ -5,7 +5,6 @@ Results are kept by path, size and modification time, so checking ten thousand c
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ from whisper_tuner.data.audio import REFUSED, duration, open_sound
 from whisper_tuner.data.wav_header import is_cut
 from whisper_tuner.errors import TunerError
 from whisper_tuner.fact_store import FactStore, file_stamp
-from whisper_tuner.files import download_remedy, is_evicted
+from whisper_tuner.files import content_hash, download_remedy, is_evicted
 from whisper_tuner.problems import Kind
 
 FACT = "header 2"  # raise its number when a check is added or mended: results of older versions are then ignored
@@ -108,8 +107,7 @@ class AudioIndex:
         if self._stop.is_set():
             raise Stopped
         try:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+            digest = content_hash(path).hex()
         except OSError:
             digest = str(path)
         name = str(path.absolute())

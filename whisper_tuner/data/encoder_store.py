@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from whisper_tuner.data.kept_values import KeptValues, hash_of
+from whisper_tuner.data.kept_values import KeptValues
 from whisper_tuner.errors import RunError
+from whisper_tuner.files import hash_of
 from whisper_tuner.text import size
 
 FORMAT = 2  # raise it when the same weights and log-mels come to be encoded, or kept, otherwise

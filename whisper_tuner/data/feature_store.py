@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import time
@@ -20,8 +19,9 @@ from transformers import WhisperFeatureExtractor
 
 from whisper_tuner.data.audio import CLIP_S, load_audio
 from whisper_tuner.data.features import log_mel
-from whisper_tuner.data.kept_values import KEY_BYTES, KeptValues, hash_of
+from whisper_tuner.data.kept_values import KeptValues
 from whisper_tuner.errors import TunerError
+from whisper_tuner.files import content_hash, hash_of
 
 FORMAT = 2  # raise it when decoding, resampling or the layout of a value changes: old entries are then ignored
 STORED = np.dtype("<f2")
@@ -157,8 +157,7 @@ class _Audio:
 
     def hash_content(self) -> bytes:
         try:
-            with self.path.open("rb") as audio:
-                return hashlib.file_digest(audio, lambda: hashlib.blake2b(digest_size=KEY_BYTES)).digest()
+            return content_hash(self.path)
         except OSError:
             load_audio(self.path)  # as above
             raise

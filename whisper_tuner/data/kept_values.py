@@ -7,14 +7,11 @@ fails its hash.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from whisper_tuner.files import atomic_path
-
-KEY_BYTES = 16
+from whisper_tuner.files import HASH_BYTES, atomic_path, hash_of
 
 
 class KeptValues:
@@ -36,7 +33,7 @@ class KeptValues:
         file = self._file(key)
         try:
             with file.open("rb", buffering=0) as kept:
-                digest, value = kept.read(KEY_BYTES), kept.readall()
+                digest, value = kept.read(HASH_BYTES), kept.readall()
         except OSError:
             return None
         if self._intact.get(key) != len(value):
@@ -65,7 +62,3 @@ class KeptValues:
     def _file(self, key: bytes) -> Path:
         name = key.hex()
         return self.directory / name[:2] / name  # Finder and others are slow with many files in one folder
-
-
-def hash_of(value: bytes) -> bytes:
-    return hashlib.blake2b(value, digest_size=KEY_BYTES).digest()

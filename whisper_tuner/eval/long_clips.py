@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from whisper_tuner.data.labels import TokenLimit
 from whisper_tuner.errors import TunerError
 from whisper_tuner.eval.wer import text_normalizer
 from whisper_tuner.fact_store import FactStore, file_stamp
+from whisper_tuner.files import hash_of
 from whisper_tuner.languages import text_language
 
 SHARES = (1.0, 0.8, 0.6)  # of the longest piece, tried in turn: another cut may be certain where the first was not
@@ -131,7 +131,7 @@ class HeardPieces:
 
     def _name(self, audio: Path, spans: Sequence[Span], language: str | None) -> str:
         decides = json.dumps([self._model, str(audio.absolute()), list(spans), language])
-        return hashlib.blake2b(decides.encode(), digest_size=16).hexdigest()
+        return hash_of(decides.encode()).hex()
 
 
 def _within(waveform: np.ndarray, span: Span) -> np.ndarray:

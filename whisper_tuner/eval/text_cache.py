@@ -5,7 +5,6 @@ The base model of several runs is the same, and so is its test set. Only texts a
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -17,10 +16,10 @@ from whisper_tuner.data.dataset import Sample
 from whisper_tuner.errors import TunerError
 from whisper_tuner.eval.evaluation import FALLBACK, Evaluation, Transcript, compared
 from whisper_tuner.fact_store import FactStore, file_stamp
+from whisper_tuner.files import content_hash, hash_of
 from whisper_tuner.hub import base_of, is_adapter, model_folder
 
 TEXTS, CONTENT = "texts of a test set 1", "content of a file 1"  # kinds of facts
-_DIGEST_BYTES = 16
 LIBRARIES = ("torch", "transformers", "peft")
 _PROGRAM = Path(__file__).parents[1]
 
@@ -60,7 +59,7 @@ class TextCache:
         named = [(path.name, digest) for path, digest in zip(files, digests[: len(files)], strict=True)]
         versions = [version(name) for name in LIBRARIES]
         decides = [versions, _program(), astuple(decoding), named, digests[len(files) :]]
-        return _hash(json.dumps(decides).encode())
+        return hash_of(json.dumps(decides).encode()).hex()
 
     def read(self, key: str | None, samples: Sequence[Sample]) -> Evaluation | None:
         """Return the evaluation that was kept; its rates are computed anew."""
@@ -87,10 +86,7 @@ class TextCache:
             stat = path.stat()
             stamps[str(path.resolve())] = f"{file_stamp(stat)} {stat.st_ctime_ns} {stat.st_ino}"
         known = self._store.known(CONTENT, stamps)
-        fresh = {}
-        for name in stamps.keys() - known.keys():
-            with Path(name).open("rb") as file:
-                fresh[name] = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_DIGEST_BYTES)).hexdigest()
+        fresh = {name: content_hash(Path(name)).hex() for name in stamps.keys() - known.keys()}
         self._store.keep(CONTENT, stamps, fresh)
         return [(known | fresh)[str(path.resolve())] for path in paths]
 
@@ -99,8 +95,4 @@ class TextCache:
 def _program() -> str:
     """Hash this program's own source."""
     files = sorted(_PROGRAM.rglob("*.py"))
-    return _hash(b"".join(f"{file.relative_to(_PROGRAM)}\n".encode() + file.read_bytes() for file in files))
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
+    return hash_of(b"".join(f"{file.relative_to(_PROGRAM)}\n".encode() + file.read_bytes() for file in files)).hex()

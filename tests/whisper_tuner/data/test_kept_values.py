@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from whisper_tuner.data import kept_values
-from whisper_tuner.data.kept_values import KeptValues, hash_of
+from whisper_tuner.data.kept_values import KeptValues
+from whisper_tuner.files import hash_of
 
 PROJECT = Path(__file__).parents[3]
 WRITER = """
 import sys
 from pathlib import Path
-from whisper_tuner.data.kept_values import KeptValues, hash_of
+from whisper_tuner.data.kept_values import KeptValues
+from whisper_tuner.files import hash_of
 store, first = KeptValues(Path(sys.argv[1]), sys.exit), int(sys.argv[2])
 print("ready", flush=True)
 for number in range(first, int(sys.argv[3])):

@@ -94,7 +94,7 @@ def test_nothing_is_kept_for_other_libraries_or_another_program(texts, filled, m
 
 
 def test_files_are_read_once(texts, filled, model, samples, monkeypatch):
-    monkeypatch.setattr(text_cache.hashlib, "file_digest", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(text_cache, "content_hash", lambda _: pytest.fail("read again"))
     assert texts.key(str(model), samples, FRENCH) == filled[0]
 
 
