@@ -35,6 +35,7 @@ from whisper_tuner.data.labels import label_encoder
 from whisper_tuner.data.steps import Cost
 from whisper_tuner.errors import RunError
 from whisper_tuner.export.final import save_final
+from whisper_tuner.fact_store import FactStore
 from whisper_tuner.files import atomic_folder
 from whisper_tuner.model.base_model import load_base, prepare, set_language, skeleton, train_only
 from whisper_tuner.model.layers import split_wide_layers
@@ -124,6 +125,7 @@ def load_whisper(
         precision=profile.precision,
         events=events,
         more_bytes=more_bytes(strategy, spec.world_size) + 2 * best_bytes(profile),
+        facts=FactStore(Path(spec.cache_dir)),
     )
     sampler, validator = _samplers(spec, train, validation)
     clips.make_room([(train, sampler), *([(validation, validator)] if validation is not None and validator else [])])

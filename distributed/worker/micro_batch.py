@@ -6,10 +6,12 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import psutil
 import torch
+import transformers
 
 from distributed.plan.run_spec import RunSpec
 from exogym import device as devices
@@ -18,6 +20,8 @@ from exogym.samplers.batches import to_device
 from whisper_tuner.data.batch_shapes import CPU_POSITIONS, LABEL_GRID, NO_LIMIT, POSITIONS, BatchLayout, positions
 from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.errors import RunError
+from whisper_tuner.fact_store import FactStore
+from whisper_tuner.files import hash_of
 from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import (
     AFTER_A_STEP_BYTES,
@@ -31,6 +35,7 @@ from whisper_tuner.text import counted, size
 
 from .whisper_wrapper import WhisperModelWrapper
 
+MEMORY, FORM = "memory of a step", 1  # FORM is raised when the code of a step changes what it takes
 WORKERS = {f"{__package__}.main", f"{__package__}.speed"}
 CARD_RESERVE = 4_000_000_000  # bytes, the most that is left of a card's memory: for contexts, and the allocator's gaps
 OTHERS = 0.9  # of a device: where less than this is left of it, other programs have the rest
@@ -96,6 +101,7 @@ class Trial:
     longest: tuple[int, int]
     share: Share
     precision: str
+    facts: FactStore | None = None
 
     def clips_in(self, room: int, kept: int) -> tuple[int, Needs]:
         """Tell how many clips of a batch fit into `room` bytes, and what was measured.
@@ -114,7 +120,27 @@ class Trial:
         return clips, needs
 
     def measure(self, clips: int) -> Needs:
-        """Measure a step with one clip and, if that is not all, one with `clips`."""
+        """Measure a step with one clip and, if that is not all, one with `clips`; or know it from an earlier run."""
+        stamps = {self._described(clips): f"{FORM} {torch.__version__} {transformers.__version__}"}
+        for known in self.facts.known(MEMORY, stamps).values() if self.facts else ():
+            return Needs(**known)
+        needs = self._measured(clips)
+        if self.facts and needs.of(clips) <= self.share.bytes:  # else it was broken off
+            self.facts.keep(MEMORY, stamps, {name: asdict(needs) for name in stamps})
+        return needs
+
+    def _described(self, clips: int) -> str:
+        """Return a hash of all on which the memory of a step depends."""
+        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
+        shapes = [(name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in tensors]
+        again = [
+            name for name, module in self.model.named_modules() if getattr(module, "gradient_checkpointing", False)
+        ]
+        how = self.batches.layout, self.longest, clips, self.share.device.type, self.precision, torch.get_num_threads()
+        config: Any = self.model.model.config  # dropout is not a module
+        return hash_of(repr((shapes, again, str(self.model), config.to_json_string(), how)).encode()).hex()
+
+    def _measured(self, clips: int) -> Needs:
         with untouched(self.model, self.share.device):
             self.model.train()
             one, is_full = self._peak(1, self.share.most)
@@ -143,6 +169,7 @@ def fit_into_memory(
     precision: str,
     events: Callable[[dict], None],
     more_bytes: int = 0,
+    facts: FactStore | None = None,
 ) -> None:
     """Measure steps of the longest clips; where a batch of them takes more than this worker's share, cut it up.
 
@@ -156,7 +183,7 @@ def fit_into_memory(
     began = time.perf_counter()
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     later = _later(trained, share.device, more_bytes)
-    trial = Trial(model=model, batches=train, longest=train.longest(), share=share, precision=precision)
+    trial = Trial(model=model, batches=train, longest=train.longest(), share=share, precision=precision, facts=facts)
     if (full := train.full_clip()) and replace(trial, longest=full).clips_in(share.bytes - later, 0)[0] < 1:
         train.layout = replace(train.layout, pads_in_full=False)
         trial = replace(trial, longest=train.longest())
@@ -171,7 +198,14 @@ def fit_into_memory(
             what = _too_large(clip_s, needs.told(later), share.bytes, share)
             events({"type": "warning", "what": f"{what}: {CHECKPOINTED}"})
             return fit_into_memory(
-                model, train, validation, share=share, precision=precision, events=events, more_bytes=more_bytes
+                model,
+                train,
+                validation,
+                share=share,
+                precision=precision,
+                events=events,
+                more_bytes=more_bytes,
+                facts=facts,
             )
         _refuse(clip_s, needs, later, share)
     needed = needs.of(whole) + later

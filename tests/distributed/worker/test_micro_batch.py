@@ -41,6 +41,7 @@ from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.labels import label_encoder
+from whisper_tuner.fact_store import FactStore
 from whisper_tuner.model.base_model import load_base, prepare
 from whisper_tuner.model.machine_memory import machine_memory
 from whisper_tuner.model.memory import AFTER_A_STEP_BYTES, CUDA_CONTEXT, FLOAT
@@ -71,9 +72,17 @@ class Work:
             labels=label_encoder(model, processor.tokenizer),
         )
 
-    def fit(self, share: Share, validation: ShardBatches | None = None) -> list[dict]:
+    def fit(self, share: Share, validation: ShardBatches | None = None, facts: FactStore | None = None) -> list[dict]:
         events: list[dict] = []
-        fit_into_memory(self.model, self.batches, validation, share=share, precision="float32", events=events.append)
+        fit_into_memory(
+            self.model,
+            self.batches,
+            validation,
+            share=share,
+            precision="float32",
+            events=events.append,
+            facts=facts,
+        )
         return events
 
     def train(self, steps: int = 3) -> nn.Module:
@@ -158,6 +167,23 @@ def state_of(model: nn.Module) -> list:
     tensors = [value.clone() for value in (*model.parameters(), *model.buffers())]
     gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
     return [tensors, gradients, [module.training for module in model.modules()]]
+
+
+def test_what_a_step_takes_is_measured_once_for_such_a_model_and_such_clips(work, tmp_path, monkeypatch):
+    facts, one, measured = FactStore(tmp_path / "facts"), work(), []
+    share = shares(one, 3.5)
+    real = Trial._measured
+    monkeypatch.setattr(Trial, "_measured", lambda trial, clips: measured.append(clips) or real(trial, clips))
+    assert at_once(one.batches) == 6
+    one.fit(share, facts=facts)
+    assert measured and at_once(one.batches) == 3
+    first, again = len(measured), work()
+    again.fit(share, facts=facts)
+    assert len(measured) == first and at_once(again.batches) == 3
+    for other in (work(dropout=0.5), work(*(25.0,) * 6), work(batch_size=1)):
+        before = len(measured)
+        other.fit(PLENTY, facts=facts)
+        assert len(measured) > before
 
 
 def chance() -> tuple:
