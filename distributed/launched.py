@@ -185,10 +185,12 @@ class LaunchedRun:
             tell({"type": "end", "status": int(status), "message": message})
             if message:
                 print(harmless(message), flush=True)
+            self._trained = True  # a signal from here on means: now
             has_run = status in (ExitStatus.OK, ExitStatus.INTERRUPTED)  # else the ranks are about to be started again
-            if self._report and has_run and (event := report_event(self._report, run_dir, REPORT_S)):
-                tell(event)
-            tell.close()
+            with contextlib.suppress(KeyboardInterrupt):  # a finished run is not to be started again, as a new one
+                if self._report and has_run and (event := report_event(self._report, run_dir, REPORT_S)):
+                    tell(event)
+                tell.close()
         return status
 
     def _planned(self, held: ExitStack) -> tuple[Path, Launch]:
