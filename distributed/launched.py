@@ -7,14 +7,16 @@ the others what to do, writes down what all of them tell, and evaluates.
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
+import shlex
+import shutil
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -28,25 +30,29 @@ from distributed.hosts.paths import PROJECT, STORE
 from distributed.launcher.evaluate import evaluate_run
 from distributed.launcher.follow import PlainScreen
 from distributed.launcher.main import REPORT_S, report_event
+from distributed.launcher.notify import Notifier
 from distributed.plan.job import Job
 from distributed.plan.launch import Launch, Rank
-from distributed.plan.prepare import prepare_run
-from distributed.plan.run_spec import RunSpec
+from distributed.plan.prepare import STAGES, prepare_run
+from distributed.plan.run_spec import CHECKPOINTS, RunSpec
 from distributed.run_dir.events import event_of
-from distributed.run_dir.folder import new_run, only_one
+from distributed.run_dir.folder import new_run, only_one, runs_named
 from distributed.run_dir.log import EventLog
 from distributed.run_dir.run_view import RunView
 from distributed.run_dir.summary import FINISHED, NOT_EVALUATED, read_run
 from distributed.worker.load import load_whisper
 from distributed.worker.main import REMEDIES
+from distributed.worker.micro_batch import RAN_OUT_REMEDY, REMEDY, out_of_memory_told
 from distributed.worker.readings import tell_readings
 from distributed.worker.train import RankTrainer
 from exogym import device as devices
 from exogym.comm.comm import DEFAULT_TIMEOUT, Comm
+from exogym.comm.process_group import brief
 from exogym.errors import ExogymError
 from exogym.launch import join, meeting_store, rank, world_size
 from exogym.membership import ROUND
 from whisper_tuner.errors import ExitStatus, RunError, TunerError
+from whisper_tuner.text import harmless
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -61,8 +67,8 @@ NO_ID = ("", "none")  # torchrun's own, where nobody has given one
 PLAN_S = 3600.0  # rank 0 may have to fetch a model
 LISTEN_EVERY_S, LAST_WORDS_S = 0.2, 60.0
 PLAN, LEFT = "plan", "left"
+TOLD = REMEDIES | {"PeerLost": "Another rank has ended, or is silent: look for what it has said last."}
 COMMITS = "commit", "stopped"  # of a round, by whether a stop has cut it short
-AGAIN = "\n  Start it again in the same way: it goes on from the last checkpoint."
 
 
 def take_place(environment: Mapping[str, str]) -> dict[str, str]:
@@ -81,13 +87,13 @@ def local_size() -> int:
 
 
 class LaunchedRun:
-    """One rank's way through a run. name: by which a launch that is started again finds the run; "" if it cannot.
+    """One rank's way through a run. known: by which a launch that is started again finds the run; "" if it cannot.
 
     report: the module that writes a report of the run; or "".
     """
 
-    def __init__(self, job: Job, name: str, report: str = ""):
-        self._job, self._name, self._report = job, name, report
+    def __init__(self, job: Job, known: str, report: str = ""):
+        self._job, self._known, self._report = job, known, report
         self.run_dir = Path()  # in rank 0, once the run is planned
         self._asked, self._trained = 0, False
 
@@ -101,7 +107,9 @@ class LaunchedRun:
             store = dist.PrefixStore("multimac", meeting_store(DEFAULT_TIMEOUT))
             return self._lead(store) if rank() == 0 else self._follow(store)
         except ExogymError as error:
-            raise RunError(str(error), remedy=REMEDIES.get(type(error).__name__, "")) from error
+            raise RunError(str(error), remedy=TOLD.get(type(error).__name__, "")) from error
+        except dist.DistError as error:  # of the store, which has ended with the rank or the program that held it
+            raise RunError(f"rank {rank()} of {world_size()} lost the others: {brief(error)}") from error
 
     def _ask_to_stop(self, *_signal: Any) -> None:
         """First: finish the step, agree, save, stop. Second, or once the model is saved: stop now."""
@@ -111,14 +119,6 @@ class LaunchedRun:
 
     def _train(self, spec: RunSpec, events: Tell) -> Callable[[], object]:
         """Be this rank from beginning to end. Returns how to save the model. Raises RunError, ExogymError."""
-        threads = spec.known_profile.num_threads or max(1, (os.cpu_count() or 1) // local_size())
-        spec = replace(
-            spec,
-            rank=rank(),
-            profile=replace(spec.known_profile, num_threads=threads),
-            machine_workers=local_size(),
-            cache_dir=str(PROJECT / STORE / "cache"),
-        )
         if not Path(spec.run_dir).is_dir():
             remedy = "Set runs_dir to a folder that all machines share."
             raise RunError(f"rank {rank()} does not see the run's folder {spec.run_dir}", remedy=remedy)
@@ -130,23 +130,38 @@ class LaunchedRun:
         if device.type == "cpu":
             devices.keep_freed_memory()
         devices.repeat_bits(device)
-        work = load_whisper(spec, tell, _Everything(), stopped=lambda: self._asked > 0)
+        with out_of_memory_told(REMEDY, loading=True):
+            work = load_whisper(spec, tell, _Everything(), stopped=lambda: self._asked > 0)
         tell_readings(tell)
         trainer = LaunchedTrainer(spec, work, tell)
-        result = trainer.run_rank(spec.rank, work.settings, events=tell, should_stop=lambda: self._asked > 0)
+        with out_of_memory_told(RAN_OUT_REMEDY):
+            result = trainer.run_rank(spec.rank, work.settings, events=tell, should_stop=lambda: self._asked > 0)
         told = {"steps": result.steps, "seconds": result.seconds, "stopped": result.stopped, "digest": result.digest}
         tell({"type": "done", **told})
         self._asked = max(self._asked, int(result.stopped))  # it may be another rank that was asked
         return lambda: work.save(Path(spec.run_dir) / spec.final, result)
 
+    def _own(self, spec: RunSpec) -> RunSpec:
+        """Return what this rank is told: where it is, and the processors of its own machine."""
+        threads = self._job.profile.num_threads or max(1, (os.cpu_count() or 1) // local_size())
+        return replace(
+            spec,
+            rank=rank(),
+            profile=replace(spec.known_profile, num_threads=threads),
+            machine_workers=local_size(),
+            cache_dir=str(PROJECT / STORE / "cache"),
+        )
+
     def _follow(self, store: dist.Store) -> ExitStatus:
         store.wait([PLAN], timedelta(seconds=PLAN_S))
         plan = json.loads(store.get(PLAN))
         if "spec" not in plan:
-            raise RunError(f"rank 0 cannot begin: {plan['refused']}")
+            refused = RunError(f"rank 0 cannot begin: {plan['refused']}")
+            refused.exit_status = ExitStatus(plan["status"])  # the same on all: by it another start is decided on
+            raise refused
         letters = Letters(store)
         try:
-            self._train(RunSpec.from_json(plan["spec"]), letters.send)
+            self._train(self._own(RunSpec.from_json(plan["spec"])), letters.send)
         finally:
             with contextlib.suppress(RuntimeError):  # rank 0 has ended, and with it the store
                 letters.send({"type": LEFT})
@@ -155,64 +170,93 @@ class LaunchedRun:
     # Rank 0.
 
     def _lead(self, store: dist.Store) -> ExitStatus:
-        try:
-            run_dir, launch = self._planned()
-        except BaseException as error:
-            store.set(PLAN, json.dumps({"refused": str(error)}))
-            raise
-        self.run_dir = run_dir
-        with only_one(run_dir):
-            tell = Told(run_dir)
+        with ExitStack() as held:
+            try:
+                run_dir, launch = self._planned(held)
+            except BaseException as error:
+                status = error.exit_status if isinstance(error, TunerError) else ExitStatus.ERROR
+                status = ExitStatus.INTERRUPTED if isinstance(error, KeyboardInterrupt) else status
+                store.set(PLAN, json.dumps({"refused": str(error) or type(error).__name__, "status": status}))
+                raise
+            self.run_dir = run_dir
+            tell = Told(run_dir, launch.notify)
             tell({"type": "phase", "phase": "start", "hosts": [one.label for one in launch.ranks]})
             status, message = self._outcome(run_dir, launch, store, tell)
             tell({"type": "end", "status": int(status), "message": message})
+            if message:
+                print(harmless(message), flush=True)
+            self._trained = True  # a signal from here on means: now
             has_run = status in (ExitStatus.OK, ExitStatus.INTERRUPTED)  # else the ranks are about to be started again
-            if self._report and has_run and (event := report_event(self._report, run_dir, REPORT_S)):
-                tell(event)
+            with contextlib.suppress(KeyboardInterrupt):  # a finished run is not to be started again, as a new one
+                if self._report and has_run and (event := report_event(self._report, run_dir, REPORT_S)):
+                    tell(event)
+                tell.close()
         return status
 
-    def _planned(self) -> tuple[Path, Launch]:
-        """Make the run's folder and its run.json, or find those of an earlier start. Raises TunerError."""
+    def _planned(self, held: ExitStack) -> tuple[Path, Launch]:
+        """Make the run's folder and its run.json, or find those of an earlier start. Raises TunerError.
+
+        held: keeps others out of the run.
+        """
         runs = self._job.profile.runs_dir.absolute()
-        begun = sorted(runs.glob(f"*-{glob.escape(self._name)}/run.json")) if self._name else []
-        going_on = [path.parent for path in begun if read_run(path.parent).state != FINISHED]
-        if going_on:
-            launch = among(Launch.load(going_on[-1]), resume=True)
-            launch.save(going_on[-1])
-            return going_on[-1], launch
-        with new_run(runs, self._name or self._job.name) as run_dir:
+        name = f"{self._job.name}-{self._known}" if self._known else self._job.name
+        for run_dir in reversed(runs_named(runs, name) if self._known else []):
+            launch = Launch.load(run_dir)
+            if launch.name == self._job.name and read_run(run_dir).state != FINISHED:
+                held.enter_context(only_one(run_dir))
+                launch = among(launch, resume=True)
+                launch.save(run_dir)
+                print(f"run folder: {run_dir}; the run goes on, with the settings that it began with", flush=True)
+                return run_dir, launch
+        with new_run(runs, name) as run_dir:
             measured = one_machine if local_size() == world_size() else None
             prepared = prepare_run(self._job, run_dir, local_ranks=world_size(), measured=measured)
             launch = among(prepared.launch, resume=False)
+            held.enter_context(only_one(run_dir))
             launch.save(run_dir)
+            print(f"run folder: {run_dir}", flush=True)
             return run_dir, launch
 
     def _outcome(self, run_dir: Path, launch: Launch, store: dist.Store, tell: Tell) -> tuple[ExitStatus, str]:
         """Train and evaluate; how it ended, and what to tell of that."""
-        spec = launch.ranks[0].spec
+        spec = self._own(launch.ranks[0].spec)
+        how = launch.resume_command(run_dir)
+        if self._known:
+            how = f"start it again with --run {shlex.quote(self._known)}"
+        again = f"\n  To go on from the last checkpoint: {how}"
         try:
             with Letters(store).read(tell):
                 store.set(PLAN, json.dumps({"spec": spec.to_json()}))
                 save = self._train(spec, tell)
-                self._trained = True
                 save()
+                self._trained = True
             tell({"type": "model", "path": str(run_dir / "final")})
             if self._asked:
-                return ExitStatus.INTERRUPTED, f"stopped as asked; what was trained so far is in final/{AGAIN}"
+                return ExitStatus.INTERRUPTED, f"stopped as asked; what was trained so far is in final/{again}"
             if launch.test:
                 tell({"type": "phase", "phase": "evaluate"})
                 evaluate_run(spec, Path(launch.test), tell)
+            shutil.rmtree(run_dir / CHECKPOINTS, ignore_errors=True)  # the others have left
             return ExitStatus.OK, ""
         except KeyboardInterrupt:
-            return ExitStatus.INTERRUPTED, NOT_EVALUATED if self._trained else f"stopped at once{AGAIN}"
+            return ExitStatus.INTERRUPTED, NOT_EVALUATED if self._trained else f"stopped at once{again}"
         except TunerError as error:
-            return error.exit_status, f"{error}{AGAIN}"
-        except ExogymError as error:
-            return ExitStatus.RUN, f"{error}{AGAIN}"
+            return error.exit_status, f"{error}{again}"
+        except (ExogymError, dist.DistError) as error:
+            return ExitStatus.RUN, f"{error}{again}"
+        except Exception as error:
+            traceback.print_exc()
+            return ExitStatus.ERROR, f"{type(error).__name__}: {error}{again}"
 
 
 def among(launch: Launch, *, resume: bool) -> Launch:
-    """Return run.json for all processes of this launch, of which there may have been more or fewer before."""
+    """Return run.json for all processes of this launch, of which there may have been more or fewer before.
+
+    Raises RunError for a pipeline, of which each rank has a part.
+    """
+    if launch.ranks[0].spec.is_pipeline and world_size() != STAGES:
+        what = f"the run is a pipeline of {STAGES} ranks, not of {world_size()}"
+        raise RunError(what, remedy=f"Start it with {STAGES}.")
     names = tuple(f"rank{number}" for number in range(world_size()))
     spec = replace(launch.ranks[0].spec, world_size=len(names), hosts=names, resume=resume)
     ranks = tuple(Rank(label=name, spec=replace(spec, rank=number)) for number, name in enumerate(names))
@@ -250,8 +294,10 @@ class Told:
     A round is written as committed once all ranks have said so, as our launcher does.
     """
 
-    def __init__(self, run_dir: Path):
-        self._log, self._view, self._screen = EventLog(run_dir / "events.jsonl"), RunView(), PlainScreen()
+    def __init__(self, run_dir: Path, notify: str | None):
+        log = EventLog(run_dir / "events.jsonl")
+        self._notifier = Notifier(log, notify, run_dir.name) if notify else None
+        self._log, self._view, self._screen = self._notifier or log, RunView(), PlainScreen()
         self._samples: dict[int, dict[str, Any]] = {}  # round: those of each rank that has committed it
         self._lock = threading.Lock()
 
@@ -271,6 +317,11 @@ class Told:
                 self._screen.print(line)
             self._view.lines.clear()
             self._screen.update(self._view)
+
+    def close(self) -> None:
+        """Wait until the user has been told of the end, as `notify` says."""
+        if self._notifier:
+            self._notifier.close()
 
 
 class Letters:
@@ -293,6 +344,7 @@ class Letters:
         def listen() -> None:
             while self._take(tell) and not ended.wait(LISTEN_EVERY_S):
                 pass
+            self._take(tell)  # what a rank has said just before it was lost
 
         thread = threading.Thread(target=listen, daemon=True)
         thread.start()

@@ -52,7 +52,7 @@ def be_rank(asked: dict[str, Any]) -> None:
     """Be one rank, in a worker of Ray's, and report the trained model to Ray."""
     os.chdir(asked["folder"])
     job = resolve(ConfigFile(Path(asked["config"])), asked["profile"], settings=asked["settings"])
-    launched = LaunchedRun(job, f"{job.name}-{asked['run']}", report="multimac.report")
+    launched = LaunchedRun(job, asked["run"], report="multimac.report")
     if status := launched.go():
         raise RunError(f"rank {os.environ['RANK']} ended with status {status}")
     metrics, model = {}, None

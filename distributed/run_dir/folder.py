@@ -41,8 +41,19 @@ def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
                     folder.rmdir()
 
 
+def as_file_name(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name)
+
+
+def runs_named(runs_dir: Path, name: str) -> list[Path]:
+    """Return the folders that were made for runs of this name, the oldest first."""
+    ending = f"-{as_file_name(name)}"
+    begun = (path.parent for path in runs_dir.glob("*/run.json"))
+    return sorted(path for path in begun if path.name[15:] == ending and date_in(path.name))
+
+
 def _create(runs_dir: Path, name: str) -> Path:
-    stem = time.strftime(f"{STAMP}-") + re.sub(r"[^\w.-]+", "-", name)
+    stem = time.strftime(f"{STAMP}-") + as_file_name(name)
     for suffix in ["", *(f"-{n}" for n in range(2, 100))]:  # of runs that begin in the same second
         path = runs_dir / (stem + suffix)
         try:

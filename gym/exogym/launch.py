@@ -303,7 +303,7 @@ def join(timeout: float = DEFAULT_TIMEOUT) -> Comm:
 
 
 def meeting_store(timeout: float) -> dist.Store:
-    """Return the store where the processes of the launch meet. Raises SettingError, RuntimeError."""
+    """Return the store where the processes of the launch meet. Raises SettingError, PeerLost, RuntimeError."""
     global _store
     if _store is None and world_size() == 1:
         _store = dist.HashStore()
@@ -319,7 +319,7 @@ def meeting_store(timeout: float) -> dist.Store:
 
 
 def _agreed_name(store: dist.Store, timeout: float) -> str:
-    """Return a new name, the same on all ranks. Raises RuntimeError.
+    """Return a new name, the same on all ranks. Raises PeerLost, RuntimeError.
 
     A store may outlive processes that are started again, with what they have left in it; and torchrun's restart count
     is not the same on machines that came at different times. So each rank asks rank 0 with a number of its own.
@@ -338,7 +338,7 @@ def _agreed_name(store: dist.Store, timeout: float) -> str:
             elif store.check([ask := f"exogym/ask/{other}"]):
                 store.set(f"exogym/answer/{store.get(ask).decode()}", own)
         if time.monotonic() > until:
-            raise RuntimeError(f"ranks {sorted(awaited)} have not come in {timeout:.0f} s")
+            raise PeerLost(f"ranks {sorted(awaited)} have not come in {timeout:.0f} s")
         time.sleep(ASK_EVERY_S)
     return own
 

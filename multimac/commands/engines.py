@@ -15,6 +15,7 @@ from typer import Argument, Option
 
 from distributed.hosts.paths import PROJECT
 from distributed.plan.job import resolve
+from distributed.run_dir.folder import as_file_name
 from multimac.view.terminal import Console
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.errors import ConfigError, ExitStatus, RunError
@@ -71,8 +72,7 @@ def train_rank(
         raise ConfigError(what, remedy="Start it by torchrun or srun; on this machine alone: multimac finetune")
     alone = os.environ.get("WORLD_SIZE", "1") == "1"  # none to agree with
     job = resolve(ConfigFile(config), profile, settings=settings or (), **({"strategy": "allreduce"} if alone else {}))
-    name = run or launch_id(os.environ)
-    return LaunchedRun(job, f"{job.name}-{name}" if name else "", report="multimac.report").go()
+    return LaunchedRun(job, run or launch_id(os.environ), report="multimac.report").go()
 
 
 @command("submit")
@@ -106,14 +106,16 @@ def submit(
         return ExitStatus.OK
     if not shutil.which("sbatch"):
         raise ConfigError("this machine has no sbatch", remedy="Submit it where Slurm's commands are.")
-    path = runs / f"{job.name}.sbatch"
+    name = as_file_name(profile)
+    path = runs / f"{name}.sbatch"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, script)
     done = subprocess.run(["sbatch", "--parsable", str(path)], capture_output=True, text=True)
     if done.returncode:
         raise RunError(f"sbatch refuses {path}: {done.stderr.strip()}", remedy="--sbatch passes options to it.")
     number = done.stdout.strip().split(";")[0]
-    console.print(f"job {number}: {runs / f'{job.name}-{number}.txt'}", soft_wrap=True)
+    output = runs / (f"{name}-{number}_*.txt" if seeds else f"{name}-{number}.txt")
+    console.print(f"job {number}: {output}", markup=False, soft_wrap=True)
     console.print(f"  squeue --job {number}\n  multimac runs list", markup=False)
     return ExitStatus.OK
 
@@ -140,10 +142,10 @@ def job_script(
         words += ["--set", setting]
     command = shlex.join(words) + (' --set seed="$SLURM_ARRAY_TASK_ID"' if seeds else "")
     return SCRIPT.format(
-        name=profile,
+        name=as_file_name(profile),
         nodes=nodes,
-        folder=Path.cwd(),
-        output=runs / ("%x-%A_%a.txt" if seeds else "%x-%j.txt"),
+        folder=shlex.quote(str(Path.cwd())),
+        output=shlex.quote(str(runs).replace("%", "%%") + ("/%x-%A_%a.txt" if seeds else "/%x-%j.txt")),
         stop_s=STOP_S,
         options="".join(f"#SBATCH {option}\n" for option in [*([f"--array={seeds}"] if seeds else []), *options]),
         command=command,
