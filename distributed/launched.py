@@ -62,7 +62,7 @@ SLURM = {  # what torch's launchers set, as Slurm's srun calls it
     "LOCAL_RANK": "SLURM_LOCALID",
     "LOCAL_WORLD_SIZE": "SLURM_NTASKS_PER_NODE",
 }
-LAUNCH_IDS = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")  # the same when a launch is started again
+LAUNCH_IDS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")  # the same when a launch is started again
 NO_ID = ("", "none")  # torchrun's own, where nobody has given one
 PLAN_S = 3600.0  # rank 0 may have to fetch a model
 LISTEN_EVERY_S, LAST_WORDS_S = 0.2, 60.0
@@ -215,6 +215,10 @@ class LaunchedRun:
             held.enter_context(only_one(run_dir))
             launch.save(run_dir)
             print(f"run folder: {run_dir}", flush=True)
+            if not self._known:
+                print(
+                    "started again, this command begins a new run: --rdzv-id or --run NAME goes on with one", flush=True
+                )
             return run_dir, launch
 
     def _outcome(self, run_dir: Path, launch: Launch, store: dist.Store, tell: Tell) -> tuple[ExitStatus, str]:

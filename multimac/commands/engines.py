@@ -24,7 +24,7 @@ from whisper_tuner.files import write_atomically
 from .options import CONFIG, Config, Set, command
 
 # A job goes on after its time limit, and after a rank was lost: ranks stop in order on SIGTERM, and then `train-rank`
-# ends with 130. What another start would not mend ends the job.
+# ends with 130. From 130 to 149 a signal has ended a rank. What another start would not mend ends the job.
 SCRIPT = """\
 #!/bin/bash
 #SBATCH --job-name={name}
@@ -70,8 +70,7 @@ def train_rank(
     if "RANK" not in os.environ:
         what = "nothing has started this process as a rank: RANK is not set"
         raise ConfigError(what, remedy="Start it by torchrun or srun; on this machine alone: multimac finetune")
-    alone = os.environ.get("WORLD_SIZE", "1") == "1"  # none to agree with
-    job = resolve(ConfigFile(config), profile, settings=settings or (), **({"strategy": "allreduce"} if alone else {}))
+    job = resolve(ConfigFile(config), profile, settings=settings or ())
     return LaunchedRun(job, run or launch_id(os.environ), report="multimac.report").go()
 
 

@@ -122,19 +122,18 @@ class Comm(ABC):
     bytes_sent: what this rank has sent to others in them, without headers. A collective that failed
     counts as a whole.
     seconds: time spent in them, waiting for slower ranks included; of those in a Background, what `wait` took.
+    on_commit: called after a joint action that no coordinator has to confirm, see `commit_together`.
     """
 
     rank: int
     world_size: int
     device = torch.device("cpu")  # from where tensors travel
-    on_commit: Callable[[str, dict[str, Any]], object] = staticmethod(
-        lambda kind, about: None
-    )  # called after an action
     continues_round = False  # whether this group was formed for ranks to end a round that they had begun in another
 
     def __init__(self) -> None:
         self.bytes_sent = 0
         self.seconds = 0.0
+        self.on_commit: Callable[[str, dict[str, Any]], None] = lambda kind, about: None
 
     @abstractmethod
     def all_reduce_(self, flat: Tensor) -> None:
