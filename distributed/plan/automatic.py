@@ -51,6 +51,9 @@ IN_FLIGHT = 16
 MOMENTS = 8  # own and mean second moments, a quarter of them, while they are summed, and what they leave in the heap
 DRAFT = 5  # own weights beside those that ranks share
 ALONE = -17  # nothing is kept to be sent, and checkpoints are far apart: 8 of the optimizer and 12 of a copy, and gaps
+# AllReduce has one flat of gradients; DiLoCo lets go of gradients before an exchange, and of what it has sent after it.
+# By `memory_choices.py` they took 31 and 33, tiny and base.
+ALL_REDUCE, AVERAGING = -10, -8
 # Gradients in bf16 are 2, and there are flats of 8 or, alone, 4 while a checkpoint is written; by `memory_choices.py`.
 LOW_MEMORY, LOW_MEMORY_ALONE = -31, -38
 # DiLoCo with plain averaging exchanges such weights in pieces: common weights are 2, and so are gradients or, when
@@ -213,7 +216,10 @@ def more_bytes(config: StrategyConfig, ranks: int) -> int:
         return LOW_MEMORY_ALONE if is_low else ALONE
     if isinstance(config, AllReduceConfig) and config.shard_optimizer:
         return SHARDED + math.ceil(ADAM / ranks)
-    in_pieces = is_low and isinstance(config, DiLoCoConfig) and type(config) is DiLoCoConfig and config.is_plain
+    if isinstance(config, AllReduceConfig) and not is_low:
+        return ALL_REDUCE
+    averages = isinstance(config, DiLoCoConfig) and type(config) is DiLoCoConfig and config.is_plain
+    in_pieces = is_low and averages
     found = IN_PIECES if in_pieces else LOW_MEMORY if is_low else 0
     if isinstance(config, DiLoCoConfig):
         states = 2  # numbers of each parameter: Adam's; another may keep fewer
@@ -227,5 +233,7 @@ def more_bytes(config: StrategyConfig, ranks: int) -> int:
             found += IN_FLIGHT_PIECES if in_pieces else IN_FLIGHT
         if config.share_moments and ranks > 1:
             found += MOMENTS
+        if averages and not found:
+            found = AVERAGING
     in_islands = isinstance(config, FedAvgConfig) and config.island_size is not None
     return found + (DRAFT if in_islands or isinstance(config, SPARTADiLoCoConfig) else 0)

@@ -155,7 +155,7 @@ def test_an_optimizer_without_moments_shares_none(job):
 def test_what_memory_does_not_allow_is_left(job):
     config, _, _ = settled(job(), FULL, bytes_s=12.5e6, step_s=1.0, spare_bytes=0.0)
     assert (config.H, config.wire, config.overlap_steps, config.share_moments) == (35, "float32", 0, False)
-    config, _, _ = settled(job(), FULL, bytes_s=12.5e6, step_s=1.0, spare_bytes=12.0 * FULL)
+    config, _, _ = settled(job(), FULL, bytes_s=12.5e6, step_s=1.0, spare_bytes=17.0 * FULL)
     assert (config.wire, config.share_moments) == ("float32", True)
 
 
@@ -206,8 +206,6 @@ def test_whatever_was_measured_the_settings_go_together(job, parameters, hosts, 
 # Those with `wire`, `share_moments` or `overlap_steps` are the most in 3 or 4 runs of two bare ranks of 38 linear
 # layers, beyond 0.35 GB, where plain averaging took 39.4.
 MEASURED = {
-    ("allreduce", ()): 36.1,
-    ("diloco", ()): 37.0,
     ("diloco", ("outer_momentum = 0.9",)): 45.1,
     ("diloco", ("outer_optim = adam", "outer_lr = 0.1")): 52.8,
     ("diloco", ("wire = int8",)): 62.5,
@@ -224,6 +222,22 @@ MEASURED = {
     ("sparta_diloco", ("compression_method = topk", "outer_momentum = 0.9")): 49.6,
 }
 NOT_MEASURED = {"demo", "pipeline"}  # of a pipeline see test_memory.py
+# GB of each of two ranks with AdamW, by benchmarks/memory_choices.py.
+OF_ADAMW = {
+    ("tiny", "diloco"): 1.87,
+    ("tiny", "allreduce"): 1.79,
+    ("base", "diloco"): 3.07,
+    ("base", "allreduce"): 2.92,
+}
+
+
+@pytest.mark.parametrize("run", OF_ADAMW, ids=str)
+def test_the_estimate_for_full_fine_tuning_is_near_what_was_measured(run):
+    size, strategy = run
+    profile = Profile(base_model="x", train=Path("x"), method="full", gradient_checkpointing=True, audio_context="full")
+    more = more_bytes(strategy_config(strategy, {}), 2)
+    estimate = training_memory(PUBLISHED[f"openai/whisper-{size}"], profile, clips=1, more_bytes=more)
+    assert 1 < estimate / 1e9 / OF_ADAMW[run] < 1.15
 
 
 @pytest.mark.parametrize("run", MEASURED, ids=str)
@@ -236,7 +250,7 @@ def test_no_strategy_takes_more_than_its_estimate(run):
 def test_a_rank_alone_keeps_its_moments_and_a_copy_for_a_checkpoint():
     """8 and 12 bytes; whisper-tiny took 19 to 22 in three epochs of French prompts."""
     config = AllReduceConfig()
-    assert 20 <= AFTER_A_STEP_BYTES + more_bytes(config, 1) <= 24 and more_bytes(config, 2) == 0
+    assert 20 <= AFTER_A_STEP_BYTES + more_bytes(config, 1) <= 24 and more_bytes(config, 2) == -10
     assert more_bytes(DiLoCoConfig(), 1) == more_bytes(DiLoCoConfig(), 2)  # it keeps flats, though nobody is there
 
 
@@ -285,4 +299,4 @@ def test_the_estimate_for_divided_moments_is_near_what_was_measured(size):
 
 
 def test_every_strategy_was_measured():
-    assert set(STRATEGIES) - NOT_MEASURED == {name for name, _ in MEASURED}
+    assert set(STRATEGIES) - NOT_MEASURED == {name for name, _ in MEASURED} | {name for _, name in OF_ADAMW}
