@@ -148,7 +148,7 @@ TYPES = {
         lambda e: (
             f"paused until {e.min_hosts} host{' is' if e.min_hosts == 1 else 's are'} there (min_hosts);"
             f" now: {', '.join(e.hosts) or 'none'}"
-            + (f"; left out: {', '.join(e.away)}. Back with: multimac hosts yield HOST --back" if e.away else "")
+            + (f"; left out: {', '.join(e.away)}. Back with: multimac hosts yield {e.away[0]} --back" if e.away else "")
         ),
     ),
     "orphaned": Type("hosts", lambda e: f"waiting for {', '.join(e.hosts)}, who may have the newest state"),

@@ -75,7 +75,8 @@ def meant(
     known = f"Runs in {where}:\n    " + "\n    ".join(names) if names else f"There is no run in {where}."
     if begins:
         raise ConfigError(f"{len(begins)} runs begin with {name!r}", remedy=known)
-    what = f"there is no run {name!r}{nearest(name, [*runs, *others])}"
+    near = "" if name == "last" else nearest(name, [*runs, *others])
+    what = f"there is no run {name!r}{near}"
     raise ConfigError(what, remedy=f"{remedy}\n  {known}" if remedy else known)
 
 

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
+from distributed.run_dir.summary import RunSummary
 from exogym.config import nearest
+from multimac.report.asked import listed_clips
 from multimac.view.models import english_only, fetch_model, model_named, origin_of, unfinished
 from multimac.view.progress import progress, share, working
 from multimac.view.terminal import Console
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from whisper_tuner.eval.transcription import Recording
 
 STDIN = Path("-")
+SHORT_S, WINDOW_S = 15, 30  # clips of half of what Whisper hears at once
 
 
 @command("transcribe")
@@ -141,8 +144,14 @@ def _listener(console: Console, model_path: str, code: str | None, *, words: boo
     if words:
         require_alignment(whisper_of(model), processor)
 
+    warning = _on_short_clips(origin) if origin else ""
+
     def heard(audio: Path, update: Callable[..., None]) -> Recording:
-        update(total=duration(audio))
+        nonlocal warning
+        update(total=(seconds := duration(audio)))
+        if warning and seconds > WINDOW_S:
+            console.print(warning, style="yellow", markup=False, soft_wrap=True)
+            warning = ""  # once
         return transcribe_recording(
             model,
             processor,
@@ -154,6 +163,16 @@ def _listener(console: Console, model_path: str, code: str | None, *, words: boo
         )
 
     return heard
+
+
+def _on_short_clips(run: RunSummary) -> str:
+    """Say that a run's model has only learnt from short clips, without times; "" where it has not."""
+    clips, hours, _ = listed_clips(run.path / "train.csv") or (0, 0.0, "")
+    mean_s = 3600 * hours / max(1, clips)
+    if not 0 < mean_s < SHORT_S or run.settings.get("timestamps_share"):
+        return ""
+    what = f"{run.id} was trained on clips of {mean_s:.0f} s on average, without times"
+    return f"{what}: in recordings of over {WINDOW_S} s its model makes more mistakes than in its test"
 
 
 @contextlib.contextmanager

@@ -183,8 +183,8 @@ def next_commands(run: RunSummary) -> list[str]:
             Launch.load(run.path)
             commands.append(f"{command} {kind} --resume {run.id}")
     if run.model:
-        if not run.test or run.wer_after is None:
-            commands.append(f"{command} evaluate {name}" + ("" if run.test else " --data test.csv"))
+        if run.test and run.wer_after is None:
+            commands.append(f"{command} evaluate {name}")
         commands.append(f"{command} transcribe recording.wav --model {name}")
         commands.append(f"{command} export {name} --to transformers")
     if run.steps and not run.report:

@@ -131,6 +131,16 @@ class Draft:
         """Return what matters to machines: epochs and learning rate make no difference to them."""
         return self.job().with_profile(epochs=1, learning_rate=0.0)
 
+    def _fits(self, text: str) -> bool:
+        """Tell whether all that was decided stays as it is with this text of config.ini. Raises ConfigError."""
+        if text == self.config_text:
+            return True
+        headers, other = [header.split(":", 1) for header, _ in self.sections()], replace(self, config_text=text)
+        before, after = (ConfigFile(self.config_path, each) for each in (self.config_text, text))
+        was, now = self.job(), other.job()
+        is_free = all(before.has(*header) == after.has(*header) for header in headers)
+        return is_free and (was.profile, was.distribution) == (now.profile, now.distribution)
+
     def save(self) -> list[str]:
         """Write all of it, config.ini last, or nothing; returns what was written, in words. Raises ConfigError."""
         config, group = self.config_path, self.group
@@ -144,8 +154,10 @@ class Draft:
         if group and group.text:
             new[group.path] = partial(write_shared, text=group.text)
         changed = [path for path in new if path.exists()]
-        if changed or read_text(config) != self.config_text:
-            what = f"{changed[0].name if changed else config.name} was changed while you answered"
+        if not changed and self._fits(text := read_text(config)):
+            self.config_text = text
+        else:
+            what = f"{changed[0].name if changed else config.name} was changed meanwhile"
             raise ConfigError(what, remedy="Nothing was written; start again.")
         try:
             with contextlib.ExitStack() as undo:

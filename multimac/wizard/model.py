@@ -86,9 +86,16 @@ def ask_model(
     said = questions.once("at hand", model.base_model, partial(_not_at_hand, model.base_model, console))
     if said and questions.asks_nobody:
         raise said
-    if said:  # it may be there when the training begins
+    if said and questions.interactive:
+        if questions.again("What next?", [OTHER_MODEL, KEEP_IT], said) == OTHER_MODEL.value:
+            return ask_model(questions, config, None, console, near=near)
+    elif said:
         console.print(str(said), style="yellow", markup=False)
     return model
+
+
+OTHER_MODEL = Option(value="other", title="choose another model")
+KEEP_IT = Option(value="keep", title="keep it: it can be fetched when the training begins")
 
 
 def _not_at_hand(base_model: str, console: Console) -> ModelError | None:

@@ -123,10 +123,27 @@ def draft(tmp_path: Path) -> Draft:
 
 def test_a_file_that_appears_while_somebody_answers_is_not_replaced(draft, tmp_path):
     (tmp_path / "all-train.csv").write_text("somebody else's")
-    with pytest.raises(ConfigError, match=r"all-train.csv was changed while you answered"):
+    with pytest.raises(ConfigError, match=r"all-train.csv was changed meanwhile"):
         draft.save()
     assert (tmp_path / "all-train.csv").read_text() == "somebody else's"
     assert (tmp_path / "config.ini").read_text() == ""
+
+
+def test_another_section_that_appears_in_config_ini_stays(draft, tmp_path):
+    config = tmp_path / "config.ini"
+    draft.name = "mine"
+    config.write_text("[profile:other]\nepochs = 3\n")
+    draft.save()
+    assert ConfigFile(config).has("profile", "other") and ConfigFile(config).has("profile", "mine")
+
+
+@pytest.mark.parametrize("text", ["[DEFAULT]\nseed = 7\n", "[profile:mine]\nepochs = 3\n"])
+def test_a_change_of_config_ini_that_matters_is_not_written_over(draft, tmp_path, text):
+    draft.name = "mine"
+    (tmp_path / "config.ini").write_text(text)
+    with pytest.raises(ConfigError, match=r"config.ini was changed meanwhile"):
+        draft.save()
+    assert (tmp_path / "config.ini").read_text() == text and not (tmp_path / "all-train.csv").exists()
 
 
 def test_a_hosts_file_that_pairing_wrote_meanwhile_stays_and_the_new_one_gets_another_name(draft, tmp_path):
