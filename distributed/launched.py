@@ -286,7 +286,7 @@ class LaunchedTrainer(RankTrainer):
 
 
 class _Everything:
-    """What the launcher cannot send: nobody sends anything here."""
+    """A collection that holds every name: audio that is not here will not come, as nobody sends any."""
 
     def __contains__(self, name: object) -> bool:
         return True

@@ -216,17 +216,8 @@ def fit_into_memory(
         events({"type": "warning", "what": f"{what}, {but}: it computes {train.at_once(*longest)} at a time"})
     if validation:
         _limit(validation, longest, needs.clips_in(share.bytes - later))
-    events(
-        {
-            "type": "memory",
-            "clip_s": clip_s,
-            "clips": whole,
-            "at_once": train.at_once(*longest),
-            "needed": needed,
-            "share": share.bytes,
-            "seconds": time.perf_counter() - began,
-        }
-    )
+    told = {"clip_s": clip_s, "clips": whole, "at_once": train.at_once(*longest), "needed": needed}
+    events({"type": "memory", **told, "share": share.bytes, "seconds": time.perf_counter() - began})
 
 
 def _later(trained: int, device: torch.device, more_bytes: int) -> int:
