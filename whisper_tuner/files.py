@@ -96,6 +96,13 @@ def beside(path: Path) -> list[str]:
         return []
 
 
+def like(path: Path) -> str:
+    """Return ", did you mean 'x'?" where a name in the path's folder is like its own, else nothing."""
+    from exogym.config import nearest  # not on a host that is only looked at: its Python may be too old
+
+    return nearest(path.name, beside(path), before="" if path.parent == Path() else f"{path.parent}/")
+
+
 def shown(path: Path) -> Path:
     """Relative to here where it lies below: it is what a user would type."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

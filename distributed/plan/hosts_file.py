@@ -17,7 +17,7 @@ from distributed.hosts.paths import PROJECT
 from distributed.ssh.host import PROJECT_PATH, Host, Hosts
 from exogym.config import nearest
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.files import beside, expanded
+from whisper_tuner.files import expanded, like
 from whisper_tuner.text import parse_json
 
 if TYPE_CHECKING:  # `data check` reads a hosts file without paramiko
@@ -78,7 +78,7 @@ class _Reader:
         try:
             self.text = path.read_text(encoding="utf-8-sig")
         except FileNotFoundError as error:
-            what = f"{path}: there is no such hosts file{nearest(path.name, beside(path))}"
+            what = f"{path}: there is no such hosts file{like(path)}"
             remedy = f"`multimac hosts pair` writes one. Or copy {EXAMPLE_FILE}, and put your own machines in it."
             raise ConfigError(what, remedy=remedy) from error
         except (OSError, ValueError) as error:  # ValueError: a name with a NUL, text that is not UTF-8

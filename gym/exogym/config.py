@@ -173,8 +173,8 @@ def check_whole(name: str, value: float, minimum: float = -math.inf) -> None:
     at_least(name, value, minimum)
 
 
-def nearest(word: str, known: Iterable[str], mark: str = ", ") -> str:
-    """Return ", did you mean 'x'?" where a known word is like this one, else nothing."""
+def nearest(word: str, known: Iterable[str], mark: str = ", ", before: str = "") -> str:
+    """Return ", did you mean 'x'?" where a known word is like this one, else nothing. before: what x begins with."""
     by_lower_case = {name.lower(): name for name in known}
     matches = difflib.get_close_matches(str(word).lower(), by_lower_case, n=1)
-    return f"{mark}did you mean {by_lower_case[matches[0]]!r}?" if matches else ""
+    return f"{mark}did you mean {before + by_lower_case[matches[0]]!r}?" if matches else ""

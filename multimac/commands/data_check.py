@@ -20,7 +20,6 @@ from distributed.hosts.paths import PROJECT, STORE
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import resolve
 from distributed.ssh.host import Host
-from exogym.config import nearest
 from multimac.report import findings as report
 from multimac.view.findings import by_kind, show
 from multimac.view.models import fetch_model, model_named, short_name, slug
@@ -38,7 +37,7 @@ from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.labels import token_limit
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
 from whisper_tuner.fact_store import CACHE, FactStore
-from whisper_tuner.files import beside, check_writable, expanded, shown
+from whisper_tuner.files import check_writable, expanded, like, shown
 from whisper_tuner.hub import base_of, is_adapter
 from whisper_tuner.languages import language_code, text_language
 from whisper_tuner.text import counted
@@ -145,7 +144,7 @@ def _asked(config: Path, what: Sequence[str], settings: Sequence[str], language:
                 remedy = f"Run: multimac data check {shlex.quote(str(shown(tables[0])))}"
             raise DataError(f"{missing[0]} is a folder, not a manifest or a profile", remedy=remedy)
         if len(what) > 1 or LIKE_A_FILE.search(what[0]):
-            near = nearest(Path(missing[0]).name, beside(expanded(missing[0])))
+            near = like(expanded(missing[0]))
             raise DataError(
                 f"no such manifest: {missing[0]}{near}", remedy="Name manifests, or one profile of config.ini."
             )

@@ -43,7 +43,8 @@ from .attach_stop import start
 from .options import CONFIG, Config, Detach, Resume, Set, Watching, command
 from .resume import resume_run
 
-NO_TEST = "there is no test set, so WER is not measured; to split one off"
+NO_TEST = "there is no test set, so WER is not measured"
+PARTS = 3  # training, validation and test: no text may be in two of them
 
 
 @command("finetune")
@@ -229,7 +230,9 @@ def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, 
         one_of_each = {clip.audio.parent: clip.audio for clip in prepared.manifests[0].samples}
         outside = outside_of(job.profile.train, one_of_each.values())
         source = f"{shlex.quote(str(shown(job.profile.train)))}{allowed(outside)}"
-        console.print(f"{NO_TEST}: multimac data import {source} --out NAME --split", soft_wrap=True)
+        can_be_split = len({clip.text for clip in prepared.manifests[0].samples}) >= PARTS
+        how = f"; to split one off: multimac data import {source} --out NAME --split" if can_be_split else ""
+        console.print(f"{NO_TEST}{how}", soft_wrap=True)
     if any(manifest.problems for manifest in prepared.manifests) and not dry_run:
         console.print(f"all of them: {run_dir / PROBLEMS_FILE}", soft_wrap=True)
 

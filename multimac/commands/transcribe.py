@@ -23,7 +23,7 @@ from multimac.view.progress import progress, share, working
 from multimac.view.terminal import Console
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, TunerError
 from whisper_tuner.eval.subtitles import SUFFIXES, rendered
-from whisper_tuner.files import AUDIO_SUFFIXES, beside, check_writable, write_shared
+from whisper_tuner.files import AUDIO_SUFFIXES, check_writable, like, write_shared
 from whisper_tuner.interrupts import as_ctrl_c
 from whisper_tuner.languages import language_code
 from whisper_tuner.text import counted, harmless
@@ -73,7 +73,7 @@ def transcribe(
 def _check_files(audio: Sequence[Path], written: dict[Path, Path | None], *, force: bool) -> None:
     """Refuse what cannot be read or written, before the model is loaded. written: as `_files` returns them."""
     if missing := [path for path in audio if path != STDIN and not path.exists()]:
-        near = nearest(missing[0].name, beside(missing[0])) if len(missing) == 1 else ""
+        near = like(missing[0]) if len(missing) == 1 else ""
         raise DataError(f"no such audio file: {', '.join(map(str, missing))}{near}", remedy="Check its path.")
     if not written:
         raise DataError(f"no audio below {', '.join(map(str, audio))}", remedy="Name a file, or another folder.")

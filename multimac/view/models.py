@@ -10,7 +10,7 @@ from distributed.run_dir.summary import INTERRUPTED, RUNNING, RunSummary, read_r
 from exogym.config import nearest
 from whisper_tuner.config import WHISPERS, ConfigFile
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.files import beside, expanded, shown
+from whisper_tuner.files import beside, expanded, like, shown
 from whisper_tuner.hub import ADAPTER_CONFIG, HUB_ID, model_file, model_folder
 
 FINAL = "final"
@@ -44,7 +44,7 @@ def model_named(name: str, config: Path) -> str:
     if "/" in name:
         if re.fullmatch(HUB_ID, name) and not path.parent.is_dir():
             return name
-        near = nearest(path.name, beside(path)) or nearest(name, WHISPERS)
+        near = like(path) or nearest(name, WHISPERS)
         raise ConfigError(f"there is no folder {name}{near}", remedy=REMEDY)
     others = [*beside(path), *WHISPERS]
     return _final_of(find_run(name, folders_of(config), others=others, remedy=REMEDY), name)

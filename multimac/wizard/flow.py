@@ -25,7 +25,6 @@ from distributed.checkup import this_machine
 from distributed.hosts.discovery import ANNOUNCED, Candidate, find
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.plan.hosts_file import load_hosts
-from exogym.config import nearest
 from multimac.commands.options import CONFIG, Config, Detach, Watching, command
 from multimac.view.terminal import Console
 from whisper_tuner.config import KINDS as SECTION_KINDS
@@ -33,7 +32,7 @@ from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.formats.rows import KIND_OF
 from whisper_tuner.errors import ConfigError, ExitStatus, ModelError
 from whisper_tuner.fact_store import CACHE, FactStore
-from whisper_tuner.files import beside, check_writable, shown
+from whisper_tuner.files import check_writable, like, shown
 from whisper_tuner.interrupts import as_ctrl_c
 from whisper_tuner.languages import language_code
 from whisper_tuner.text import counted
@@ -126,9 +125,7 @@ def train(
     console = Console()
     if not (path := typed_path(recordings)).exists():
         remedy = "Name a folder with recordings and texts, or a table that names them: docs/data.md has all layouts."
-        raise ConfigError(
-            f"{recordings}: there is no such file or folder{nearest(path.name, beside(path))}", remedy=remedy
-        )
+        raise ConfigError(f"{recordings}: there is no such file or folder{like(path)}", remedy=remedy)
     check_writable(config.absolute().parent)
     if language:
         language_code(language)

@@ -563,9 +563,9 @@ def test_a_rescue_in_the_middle_of_a_round_reads_nothing_from_the_device(tmp_pat
     """Only the thread that trains may: another one would do so beside it, and Metal's queue is not made for that."""
     read, threads = FlatParameters.read, set()
 
-    def noted(self, out=None):
+    def noted(self, out=None, **rest):
         threads.add(getattr(_this_thread, "actor", None))
-        return read(self, out)
+        return read(self, out, **rest)
 
     monkeypatch.setattr(FlatParameters, "read", noted)
     live(PLAIN, tmp_path, {("h1", "after step", 3): launcher_dies})

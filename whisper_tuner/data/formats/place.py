@@ -13,10 +13,9 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from exogym.config import nearest
 from whisper_tuner.data.formats.rows import Part, Parts, Reading, kind_of_folder
 from whisper_tuner.errors import DataError
-from whisper_tuner.files import beside, is_file
+from whisper_tuner.files import is_file, like
 
 HEAD_BYTES = 1 << 16  # a header longer than this is no header
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
@@ -153,7 +152,7 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(
-            f"no such manifest: {path}{nearest(path.name, beside(path))}",
+            f"no such manifest: {path}{like(path)}",
             remedy="Check the path; those of datasets are in config.ini.",
         ) from None
     except IsADirectoryError:
