@@ -208,7 +208,7 @@ def slurm(tmp_path) -> Iterator[dict[str, str]]:
 
 @pytest.mark.slow
 def test_slurm_requeues_a_job_whose_rank_was_killed(folder, slurm):
-    words = command("multimac submit")
+    words = command("multimac submit mine --slurm")
     subprocess.run(words, cwd=folder, env=slurm, check=True, timeout=60)
     wait_until(lambda: has_checkpoint(folder), 120)
     ranks("mine")["1"].send_signal(signal.SIGKILL)
@@ -221,7 +221,7 @@ def test_slurm_requeues_a_job_whose_rank_was_killed(folder, slurm):
 @pytest.mark.slow
 def test_slurm_stops_before_the_time_limit_and_goes_on(folder, slurm):
     """Slurm counts a limit in minutes: the signal is sent by hand in its place."""
-    subprocess.run(command("multimac submit"), cwd=folder, env=slurm, check=True, timeout=60)
+    subprocess.run(command("multimac submit mine --slurm"), cwd=folder, env=slurm, check=True, timeout=60)
     wait_until(lambda: has_checkpoint(folder), 120)
     subprocess.run(["scancel", "--signal=TERM", "--state=running", "--user=root"], env=slurm, check=True)
     time.sleep(1)
