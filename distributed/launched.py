@@ -40,12 +40,9 @@ from distributed.run_dir.folder import new_run, only_one, runs_named
 from distributed.run_dir.log import EventLog
 from distributed.run_dir.run_view import RunView
 from distributed.run_dir.summary import FINISHED, NOT_EVALUATED, read_run
-from distributed.worker.load import load_whisper
 from distributed.worker.main import REMEDIES
-from distributed.worker.micro_batch import RAN_OUT_REMEDY, REMEDY, out_of_memory_told
 from distributed.worker.readings import tell_readings
-from distributed.worker.train import RankTrainer
-from exogym import device as devices
+from distributed.worker.train import RankTrainer, train
 from exogym.comm.comm import DEFAULT_TIMEOUT, Comm
 from exogym.comm.process_group import brief
 from exogym.errors import ExogymError
@@ -126,20 +123,17 @@ class LaunchedRun:
         def tell(event: dict[str, Any]) -> None:
             events({**event, "host": spec.name, "rank": spec.rank})
 
-        device = devices.choose(spec.wanted_device, local_rank=int(os.environ.get("LOCAL_RANK", 0)))
-        if device.type == "cpu":
-            devices.keep_freed_memory()
-        devices.repeat_bits(device)
-        with out_of_memory_told(REMEDY, loading=True):
-            work = load_whisper(spec, tell, _Everything(), stopped=lambda: self._asked > 0)
         tell_readings(tell)
-        trainer = LaunchedTrainer(spec, work, tell)
-        with out_of_memory_told(RAN_OUT_REMEDY):
-            result = trainer.run_rank(spec.rank, work.settings, events=tell, should_stop=lambda: self._asked > 0)
-        told = {"steps": result.steps, "seconds": result.seconds, "stopped": result.stopped, "digest": result.digest}
-        tell({"type": "done", **told})
+        result, save = train(
+            spec,
+            tell,
+            lambda work: LaunchedTrainer(spec, work, tell),
+            unsent=_Everything(),
+            stopped=lambda: self._asked > 0,
+            local_rank=int(os.environ.get("LOCAL_RANK", 0)),
+        )
         self._asked = max(self._asked, int(result.stopped))  # it may be another rank that was asked
-        return lambda: work.save(Path(spec.run_dir) / spec.final, result)
+        return save
 
     def _own(self, spec: RunSpec) -> RunSpec:
         """Return what this rank is told: where it is, and the processors of its own machine."""

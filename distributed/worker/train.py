@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from exogym.errors import PeerLost
 from exogym.membership import Generation
 from exogym.micro_batches import Memory
 from exogym.pipeline import StageNode
-from exogym.train_node import TrainNode
+from exogym.train_node import TrainNode, TrainResult
 from exogym.trainer import Trainer
 from whisper_tuner.errors import HostError
 from whisper_tuner.files import write_atomically
@@ -40,7 +40,35 @@ COLLECTIVE_S = 3600.0  # gloo's own limit; the launcher knows sooner who is slow
 
 def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[], object]:
     """Be one rank from beginning to end. Returns how to save the trained model, which one rank has to do."""
-    device = devices.choose(spec.wanted_device, local_rank=spec.rank)
+
+    def trainer_of(work: RankWork) -> WorkerTrainer:
+        if spec.rendezvous and not spec.bundle:
+            keep_spec(spec)
+        trainer = WorkerTrainer(spec, work, channel)
+        channel.rescue = trainer.rescue
+        events({"type": "ready"})
+        return trainer
+
+    _, save = train(
+        spec, events, trainer_of, unsent=channel.unsent, stopped=channel.stopping.is_set, local_rank=spec.rank
+    )
+    return save
+
+
+def train(
+    spec: RunSpec,
+    events: Events,
+    trainer_of: Callable[[RankWork], RankTrainer],
+    *,
+    unsent: Container[str],
+    stopped: Callable[[], bool],
+    local_rank: int,
+) -> tuple[TrainResult, Callable[[], object]]:
+    """Load what a rank trains, and train it. Returns the figures, and how to save the trained model.
+
+    unsent: audio that will not come. local_rank: of those on this machine, by which a rank finds its card.
+    """
+    device = devices.choose(spec.wanted_device, local_rank=local_rank)
     if device.type == "cpu":
         devices.keep_freed_memory()
     if spec.bundle:
@@ -49,14 +77,10 @@ def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[
         events({"type": "phase", "phase": "load"})
         devices.repeat_bits(device)  # not with a model of the user's own: it may have operations that cannot
         with out_of_memory_told(REMEDY, loading=True):
-            work = load_whisper(spec, events, channel.unsent, stopped=channel.stopping.is_set)
-        if spec.rendezvous:
-            keep_spec(spec)
-    trainer = WorkerTrainer(spec, work, channel)
-    channel.rescue = trainer.rescue
-    events({"type": "ready"})
+            work = load_whisper(spec, events, unsent, stopped=stopped)
+    trainer = trainer_of(work)
     with out_of_memory_told(SMALLER_BATCHES if spec.bundle else RAN_OUT_REMEDY):
-        result = trainer.run_rank(spec.rank, work.settings, events=events, should_stop=channel.stopping.is_set)
+        result = trainer.run_rank(spec.rank, work.settings, events=events, should_stop=stopped)
     events(
         {
             "type": "done",
@@ -66,7 +90,7 @@ def run(spec: RunSpec, *, events: Events, channel: ControlChannel) -> Callable[[
             "digest": result.digest,
         }
     )
-    return lambda: work.save(Path(spec.run_dir) / spec.final, result)
+    return result, lambda: work.save(Path(spec.run_dir) / spec.final, result)
 
 
 def keep_spec(spec: RunSpec) -> None:

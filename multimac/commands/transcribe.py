@@ -172,7 +172,7 @@ def _on_short_clips(run: RunSummary) -> str:
     if not 0 < mean_s < SHORT_S or run.settings.get("timestamps_share"):
         return ""
     what = f"{run.id} was trained on clips of {mean_s:.0f} s on average, without times"
-    return f"{what}: in recordings of over {WINDOW_S} s its model makes more mistakes than in its test"
+    return f"{what}: in recordings of over {WINDOW_S} s its model may make many more mistakes than in its test"
 
 
 @contextlib.contextmanager

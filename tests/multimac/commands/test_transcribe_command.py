@@ -117,6 +117,27 @@ def test_a_model_does_what_its_run_trained_it_for(tmp_path, capsys, task, joint)
     stored = json.loads((tmp_path / "long.json").read_text())
     assert len(stored["segments"]) > 1
     assert stored["text"] == joint.join(segment["text"] for segment in stored["segments"])
+    assert "trained on clips" not in capsys.readouterr().err  # how long they were is not known
+
+
+def test_a_model_of_short_clips_without_times_is_told_of_once(tmp_path, capsys):
+    clip, rate = soundfile.read(CLIPS / "001.ogg", dtype="float32")
+    long = [tmp_path / "a.wav", tmp_path / "b.wav"]
+    for path in long:
+        soundfile.write(path, np.tile(clip, 12), rate)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "final").symlink_to(MODEL)
+    (tmp_path / "run" / "train.csv").write_text("id,duration_s\na,3\nb,5\n")
+
+    def told(share: float, *recordings: Path) -> int:
+        profile = {"base_model": str(MODEL), "task": "transcribe", "timestamps_share": share}
+        rank = {"label": "localhost", "spec": {"profile": profile, "strategy": "allreduce"}}
+        (tmp_path / "run" / "run.json").write_text(json.dumps({"name": "mine", "ranks": [rank]}))
+        model = str(tmp_path / "run" / "final")
+        assert cli_typer.main(["transcribe", *map(str, recordings), "--model", model]) == 0
+        return capsys.readouterr().err.count("was trained on clips of 4 s on average, without times: in recordings of")
+
+    assert (told(0.0, *long), told(0.0, CLIPS / "001.ogg"), told(0.5, *long)) == (1, 0, 0)
 
 
 def test_without_a_model_it_says_what_is_missing(capsys):
