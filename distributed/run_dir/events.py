@@ -143,14 +143,7 @@ TYPES = {
     "back": Type("host"),
     "away": Type("host reason", lambda e: f"{e.host} is left out: {e.reason}"),
     "generation": Type("number hosts"),
-    "paused": Type(
-        "hosts min_hosts away?",
-        lambda e: (
-            f"paused until {e.min_hosts} host{' is' if e.min_hosts == 1 else 's are'} there (min_hosts);"
-            f" now: {', '.join(e.hosts) or 'none'}"
-            + (f"; left out: {', '.join(e.away)}. Back with: multimac hosts yield {e.away[0]} --back" if e.away else "")
-        ),
-    ),
+    "paused": Type("hosts min_hosts away?", lambda e: _pause_line(e)),
     "orphaned": Type("hosts", lambda e: f"waiting for {', '.join(e.hosts)}, who may have the newest state"),
     "apart": Type(
         "pairs hosts",
@@ -167,6 +160,16 @@ TYPES = {
     "evaluation": Type("when wer normalizer? before? wer_difference? clips?", lambda e: _wer_line(e)),
     "end": Type("status message"),
 }
+
+
+def _pause_line(event: Event) -> str:
+    missing = f"{event.min_hosts} hosts are there (min_hosts); now: {', '.join(event.hosts) or 'none'}"
+    if event.min_hosts == 1:  # all who are there are left out: on one machine, the only one
+        missing = f"{' or '.join(event.away)} is back"
+    elif event.away:
+        missing += f"; left out: {', '.join(event.away)}"
+    back = f"; if you left it out: multimac hosts yield {event.away[0]} --back" if event.away else ""
+    return f"paused until {missing}{back}"
 
 
 def _wer_line(event: Event) -> str:

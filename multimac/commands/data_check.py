@@ -19,10 +19,12 @@ from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import resolve
+from distributed.run_dir.find import find_run
+from distributed.run_dir.summary import read_run
 from distributed.ssh.host import Host
 from multimac.report import findings as report
 from multimac.view.findings import by_kind, show
-from multimac.view.models import fetch_model, model_named, short_name, slug
+from multimac.view.models import fetch_model, folders_of, model_named, short_name, slug
 from multimac.view.progress import counting, working
 from multimac.view.terminal import Console
 from whisper_tuner.config import ConfigFile
@@ -69,7 +71,10 @@ class Asked:
 def data_check(
     what: Annotated[
         list[str],
-        Argument(metavar="PROFILE|MANIFEST...", help="A [profile:NAME] with all its manifests, or manifests."),
+        Argument(
+            metavar="PROFILE|MANIFEST...",
+            help="A [profile:NAME] with all its manifests, `last` for that of the newest run, or manifests.",
+        ),
     ],
     model: Annotated[str, Option("--model", help=f"Compare texts with what this model writes. {MODEL}")] = "",
     hosts: Annotated[
@@ -130,6 +135,9 @@ def data_check(
 
 def _asked(config: Path, what: Sequence[str], settings: Sequence[str], language: str) -> Asked:
     """Find out what is to be checked: manifests, or those of a profile. Raises ConfigError, DataError."""
+    if [*what] == ["last"] and not (config.exists() and ConfigFile(config).has("profile", "last")):
+        newest = read_run(find_run("last", folders_of(config)), only_asked=True)
+        what = [newest.name or "last"]
     paths = [expanded(name) for name in what]
     is_imported = len(paths) == 1 and (paths[0] / f"{TRAIN}.csv").is_file()  # as `data import` leaves a folder
     if is_imported and not (config.exists() and ConfigFile(config).has("profile", what[0])):

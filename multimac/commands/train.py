@@ -207,7 +207,8 @@ def _usual_hosts_file(console: Console, job: Job, config: Path) -> Path:
 
 def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, dry_run: bool = False) -> None:
     hosts = ", ".join(rank.label for rank in prepared.launch.ranks)
-    console.print(f"{job.name}: {job.profile.method} fine-tuning of {job.profile.base_model} on {hosts}")
+    base = shown(Path(job.profile.base_model))
+    console.print(f"{job.name}: {job.profile.method} fine-tuning of {base} on {hosts}", soft_wrap=True)
     kept = prepared.launch.ranks[0].spec.known_profile
     if kept.rounds_frozen:
         why = "" if "frozen_precision" in job.origin else ", since memory is short"

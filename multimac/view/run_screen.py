@@ -13,6 +13,8 @@ from distributed.run_dir.events import Event
 from distributed.run_dir.run_view import HostView, RunView
 from whisper_tuner.text import counted, duration, harmless, size
 
+from .terminal import wrapped
+
 GAP = "  "
 BETWEEN_HINTS = "   "
 BAR = 12  # characters
@@ -188,7 +190,7 @@ def _last(told: Sequence[str], console: Console, room: int) -> list[Text]:
     """Return the last lines that fit as whole ones, each in as many rows as it takes."""
     found: list[Text] = []
     for line in reversed(told):
-        rows = [row for part in harmless(line).splitlines() for row in Text(part).wrap(console, console.width)]
+        rows = [*Text(harmless(wrapped(line, console.width))).wrap(console, console.width)]
         if found and len(found) + len(rows) > room:
             break
         found = rows + found

@@ -65,7 +65,7 @@ def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
         ("hosts", ", ".join(run.hosts)),
         ("lost", "; ".join(f"{name}: {told}" for name, told in run.lost.items())),
         ("cut off", counted({f"{one} and {other} from each other": n for (one, other), n in run.apart.items()})),
-        ("base model", run.base_model),
+        ("base model", run.base_model and str(shown(Path(run.base_model)))),
         ("method", run.method),
         ("strategy", run.strategy),
         ("steps", f"{run.steps} of {run.total_steps}" if run.total_steps else ""),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import rich.console
@@ -50,6 +52,7 @@ class Console(rich.console.Console):
 def wrapped(text: str, width: int) -> str:
     """Begin new lines at spaces, as far indented as their first one; none within a word or what is to be copied."""
     rows: list[str] = []
+    text = "\n".join(line if cell_len(line) <= width else _with_short_paths(line) for line in text.split("\n"))
     for line in COPIED.sub(lambda found: found[0].replace(" ", NO_SPACE), text).split("\n"):
         first, *words = re.findall(r" *[^ ]+", line) or [""]
         rows.append(first)
@@ -59,6 +62,14 @@ def wrapped(text: str, width: int) -> str:
             else:
                 rows[-1] += word
     return "\n".join(rows).replace(NO_SPACE, " ")
+
+
+def _with_short_paths(line: str) -> str:
+    """Write paths below the current folder from there, others below the home folder with `~`, as a shell reads both."""
+    with contextlib.suppress(OSError, RuntimeError):  # the current folder is gone, or this user has no home
+        line = re.sub(rf"(?<![\w./~:-]){re.escape(str(Path.cwd()))}/(?=[^\s/])", "", line)
+        line = re.sub(rf"(?<!\S){re.escape(str(Path.home()))}/", "~/", line)  # in quotes no shell would read it
+    return line
 
 
 def fitting(console: rich.console.Console, table: Table, *, heads: int = 1, folds: bool = False) -> RenderableType:
@@ -80,5 +91,5 @@ def fitting(console: rich.console.Console, table: Table, *, heads: int = 1, fold
         named = zip(table.columns[heads:], cells[heads:], strict=True)
         told = [Text.assemble(f"{column.header} ".replace("\n", " "), cell) for column, cell in named if cell]
         if told:
-            parts.append(Padding(Text(", ", overflow="fold").join(told), (0, 0, 0, 2)))
+            parts.append(Padding(Text("\n" if folds else ", ", overflow="fold").join(told), (0, 0, 0, 2)))
     return Group(*parts, *([Text(table.caption)] if isinstance(table.caption, str) else []))

@@ -83,6 +83,17 @@ def test_a_clean_set(folder, capsys):
     assert "No check has found anything" in page
 
 
+def test_last_is_the_profile_of_the_newest_run(folder, capsys):
+    assert check("last") == ExitStatus.CONFIG
+    assert f"There is no run in {folder / 'runs'}." in unwrapped(capsys.readouterr().err)
+    run = folder / "runs" / "20261130-054436-mine"
+    run.mkdir(parents=True)
+    asked = {"name": "mine", "ranks": [{"label": "localhost", "spec": {"strategy": "allreduce"}}]}
+    (run / "run.json").write_text(json.dumps(asked))
+    assert check("last") == ExitStatus.OK
+    assert "train: 30 rows" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("width", ["60", "80", "200"])
 def test_what_is_found_is_told_with_its_place_and_what_to_do(folder, width, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", width)

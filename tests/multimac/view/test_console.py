@@ -173,6 +173,22 @@ def test_who_is_lost_goes_on_and_joins_is_told_in_lines(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("paused", "line"),
+    [
+        (dict(hosts=[], min_hosts=1, away=["mac"]), "paused until mac is back; if you left it out: {} mac --back"),
+        (
+            dict(hosts=["h1"], min_hosts=2, away=["h2"]),
+            "paused until 2 hosts are there (min_hosts); now: h1; left out: h2; if you left it out: {} h2 --back",
+        ),
+    ],
+)
+def test_a_pause_says_who_ends_it_on_one_machine_as_on_several(paused, line):
+    view = RunView()
+    take(view, {"type": "paused", **paused})
+    assert view.lines == [line.format("multimac hosts yield")]
+
+
 def test_who_cannot_reach_whom_is_told_and_that_they_can_again(tmp_path):
     events = [
         *EVENTS[:3],

@@ -70,6 +70,20 @@ def test_what_is_to_be_copied_is_not_broken(copied, before):
     )
 
 
+def test_a_path_that_is_too_long_for_a_line_begins_here_or_at_home(tmp_path, monkeypatch):
+    here = tmp_path / "clone-in-a-folder-with-a-long-name" / "below my other projects"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    run = "runs/20261121-155542-mine-hosts"
+    for text in ("model: {}/final", "error: {}/001.wav: there is no such file.", "less '{}/my log'"):
+        assert printed(text.format(here / run), force_terminal=True) == f"{text.format(run)}\n"
+    monkeypatch.setenv("HOME", str(here))
+    monkeypatch.chdir("/")
+    assert f"~/{run}" in printed(f"report: {here / run}/report.html", force_terminal=True)
+    for whole in (f"less '{here / run}/my log'", f"mac:{here / run} is there", f"model: /x{here / run}"):
+        assert whole in printed(whole, force_terminal=True).replace("\n", " ")
+
+
 def test_errors_end_between_words_too():
     leader, follower = pty.openpty()
     environment = {**os.environ, "COLUMNS": "60", "TERM": "xterm"}
@@ -152,6 +166,16 @@ def test_a_row_becomes_a_heading_with_its_cells_and_none_that_are_empty():
         "  state lost",
     ]
     assert max(map(len, found)) <= 30
+
+
+def test_cells_that_may_take_several_lines_have_their_own_where_a_word_would_be_broken():
+    table = Table("", "a run", "another")
+    table.add_row("test", long := f"recordings/{'x' * 40}", "some words, and others")
+    console = Console(width=60)
+    with console.capture() as capture:
+        console.print(fitting(console, table, folds=True))
+    assert capture.get().split() == f"test a run {long} another some words, and others".split()
+    assert len(capture.get().splitlines()) == 3
 
 
 @pytest.mark.parametrize("width", [60, 80])
