@@ -217,14 +217,14 @@ def _show_part(console: Console, one: ImportedPart, told: Mapping[str, str], not
         corrected = f"{len(one.blacklisted)} left out by blacklist.txt, {len(one.patched)} texts from patches.csv"
         console.print(f"  {corrected}", soft_wrap=True)
     for note in dict.fromkeys(notes):
-        console.print(f"  note: {note}", style="yellow", soft_wrap=not console.is_terminal)
+        console.print(f"  note: {note}", style="yellow", soft_wrap=True)
     if not one.problems:
         console.print("  0 rows left out")
         return
     rows = counted(len(one.problems), "row")
     console.print(f"  {rows} left out: {counts(one.problems)}", style="yellow", soft_wrap=True)
     for line in listed((replace(problem, file=problem.file or part.path.name) for problem in one.problems), SHOWN):
-        console.print(f"    {line}", soft_wrap=not console.is_terminal)
+        console.print(f"  - {line}", soft_wrap=True)
 
 
 def _place(one: ImportedPart, problem: Problem) -> str:

@@ -22,6 +22,7 @@ from multimac.view.error_rates import (
     Measured,
     candidates,
     check_models,
+    described_set,
     key_of_rates,
     labels,
     name_doubtful,
@@ -30,6 +31,7 @@ from multimac.view.error_rates import (
 )
 from multimac.view.models import fetch_model, model_named, short_name, unfinished
 from multimac.view.progress import counting, working
+from multimac.view.run_tables import print_next
 from multimac.view.terminal import Console, fitting
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.check import check_manifest, check_usable, described
@@ -39,7 +41,7 @@ from whisper_tuner.errors import ConfigError, ExitStatus, RunError
 from whisper_tuner.eval.predictions import PREDICTIONS, counts, difference, write_predictions
 from whisper_tuner.eval.wer import wer_interval
 from whisper_tuner.fact_store import CACHE, FactStore
-from whisper_tuner.files import check_writable
+from whisper_tuner.files import check_writable, shown
 from whisper_tuner.languages import language_code
 from whisper_tuner.text import counted
 
@@ -89,6 +91,9 @@ def evaluate(
     other_way += "" if audio_context == "full" else f"-{audio_context}"
     asked = (language or (used.language if used else ""), used.task if used else "")
     folders = _folders(chosen, manifests, out, other_way, asked)
+    for manifest in manifests:
+        console.print(f"to transcribe: {described_set(manifest)}", soft_wrap=True)
+    console.print(f"with {', then '.join(model.name for model in chosen)}", soft_wrap=True)
     for model in chosen:
         fetch_model(model.path)
         if said := unfinished(model.path):
@@ -275,6 +280,11 @@ def _show(
     if as_json:
         print(json.dumps([one.record for one in measured], indent=2))
         return
+    alone = len({one.model for one in measured}) == 1
+    for one in measured:
+        if not one.model.untouched or alone:
+            name_doubtful(console, one)
+            show_worst(console, one, worst)
     console.print(fitting(console, rates_table(manifests, measured)))
     console.print(key_of_rates(measured, CAPTIONS[measured[0].record["audio_context"]]), style="italic")
     for one in measured:
@@ -284,15 +294,14 @@ def _show(
             console.print(told, style="yellow", soft_wrap=True)
     for line in differences:
         console.print(line, soft_wrap=True)
-    alone = len({one.model for one in measured}) == 1
-    for one in measured:
-        if not one.model.untouched or alone:
-            name_doubtful(console, one)
-            show_worst(console, one, worst)
     if kept := dict.fromkeys(one.model.name for one in measured if one.record["cached"]):
         console.print(f"cached, from an earlier evaluation: {', '.join(kept)}", soft_wrap=True)
+    console.print(f"what was heard in each clip: {PREDICTIONS} in")
     for one in measured:
-        console.print(f"predictions: {one.record['predictions']}", soft_wrap=True)
+        console.print(f"  {shown(Path(one.record['predictions']).absolute().parent)}", soft_wrap=True)
+    runs = {one.model.origin.path for one in measured if one.model.origin and not one.model.untouched}
+    if len(runs) == 1:
+        print_next(console, read_run(runs.pop()))
 
 
 def _differences(measured: Sequence[Measured]) -> list[str]:

@@ -140,6 +140,12 @@ class Measured:
         return self.result.rows
 
 
+def described_set(manifest: Manifest) -> str:
+    """Tell the path of a test set, and how much is to be heard."""
+    seconds = sum(sample.duration_s for sample in manifest.samples)
+    return f"{shown(manifest.path.absolute())}: {counted(len(manifest.samples), 'clip')}, {duration(seconds)}"
+
+
 def rates_table(manifests: Sequence[Manifest], measured: Sequence[Measured]) -> Table:
     """Tell the rates of all models, in a section for each test set."""
     table = Table(header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -147,12 +153,11 @@ def rates_table(manifests: Sequence[Manifest], measured: Sequence[Measured]) -> 
     for column in FIGURES.values():
         table.add_column(column, justify="right", no_wrap=True)
     for manifest in manifests:
-        seconds = sum(sample.duration_s for sample in manifest.samples)
         if len(manifests) == 1:
-            table.title = f"{manifest.path}: {counted(len(manifest.samples), 'clip')}, {duration(seconds)}"
+            table.title = described_set(manifest)
         else:
             table.add_section()
-            table.add_row(f"{manifest.path}, {duration(seconds)}", style="bold")
+            table.add_row(described_set(manifest), style="bold")
         for one in measured:
             if one.manifest is manifest:
                 rates = [f"{one.record[key]:.1f}" for key in FIGURES]

@@ -118,6 +118,7 @@ def test_two_models_are_compared_in_words(run_folder, few, capsys):
     assert re.search(
         r"final against \S+ \(base\), on few\.csv:\n  WER (\S+) -> \1: \+0\.0 points \(3 clips\): too few", said
     )
+    assert said.endswith(f"  multimac export {run_folder} --to transformers\n")
 
 
 def test_a_model_without_a_run_takes_the_language_of_the_others_and_texts_of_two_normalisers_are_not_compared(
@@ -147,9 +148,10 @@ def test_the_table_and_the_worst_rows(few, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     assert cli_typer.main(["evaluate", str(MODEL), "--data", few.name, "--worst", "1", "--out", "o"]) == 0
     said = capsys.readouterr().out
-    assert "few.csv: 3 clips" in said and "WER" in said and said.count("said ") == 1 and said.count("heard ") == 1
-    assert f"predictions: {Path('o/few/bundled-model/predictions.csv')}" in said
-    table = said[said.index("few.csv") : said.index("Wrong words (WER)")]
+    assert said.startswith("to transcribe: few.csv: 3 clips, ") and said.count("said ") == said.count("heard ") == 1
+    assert said.endswith(f"what was heard in each clip: predictions.csv in\n  {Path('o/few/bundled-model')}\n")
+    table = said[said.rindex("few.csv:") : said.index("Wrong words (WER)")]
+    assert said.index("heard  ") < said.index(table)  # figures last, where a terminal of few lines still shows them
     assert max(map(len, table.splitlines())) <= 60 and "…" not in table
 
 
@@ -241,7 +243,7 @@ def test_mistakes_are_found_before_anything_is_evaluated(few, capsys, tmp_path, 
     (tmp_path / "useless.csv").write_text("audio,text\ngone.wav,words\n")
     assert cli_typer.main(["evaluate", *(a.format(model=MODEL, few=few) for a in arguments)]) == status
     said = capsys.readouterr()
-    assert words in said.err and "Traceback" not in said.err and "predictions:" not in said.out
+    assert words in said.err and "Traceback" not in said.err and "predictions.csv" not in said.out
     assert not (tmp_path / "evaluation").exists()
 
 

@@ -204,6 +204,7 @@ def _unknown(place: Place, what: str, tried: Sequence[str] = ()) -> DataError:
     above = _tables_above(place.path)
     such = f" (in the folder above lies {above[0]})" if above else ""
     remedy = f"Name the file that lists your recordings{such}, or save their texts as SRT."
+    remedy = remedy if place.files else f"Put your recordings and their texts there, or name another folder{such}."
     return DataError(f"{place.path} {what}: {holds}{why}", remedy=f"{remedy} docs/data.md shows every layout.")
 
 

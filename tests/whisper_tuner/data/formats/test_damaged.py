@@ -130,7 +130,7 @@ REFUSED: dict[str, tuple[dict[str, str | bytes], str, str, str]] = {
     ),
     "JSON without audio": ({"l.jsonl": '{"text": "x"}'}, "l.jsonl", "no audio column; found: text", "audio_filepath"),
     "JSON in one object": ({"l.json": '{\n"data": []\n}'}, "l.json", "not JSON", "audio_filepath"),
-    "a folder of nothing": ({"d/.hidden": ""}, "d", "it is empty", "docs/data.md"),
+    "a folder of nothing": ({"d/.hidden": ""}, "d", "it is empty", "name another folder"),
     "a folder of audio alone": ({"d/a.wav": "copy"}, "d", "it holds 1 file (.wav)", "lists your recordings"),
     "a folder of tables that are none": (
         {"d/a.wav": "copy", "d/x.csv": "Tag,Wetter\n1,warm\n", "d/in/y.xlsx": "no zip", "d/z.ods": ""},
