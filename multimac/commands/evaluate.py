@@ -296,7 +296,7 @@ def _show(
         console.print(line, soft_wrap=True)
     if kept := dict.fromkeys(one.model.name for one in measured if one.record["cached"]):
         console.print(f"cached, from an earlier evaluation: {', '.join(kept)}", soft_wrap=True)
-    console.print(f"what was heard in each clip: {PREDICTIONS} in")
+    console.print(f"transcripts: {PREDICTIONS} in")
     for one in measured:
         console.print(f"  {shown(Path(one.record['predictions']).absolute().parent)}", soft_wrap=True)
     runs = {one.model.origin.path for one in measured if one.model.origin and not one.model.untouched}
