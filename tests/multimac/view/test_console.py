@@ -176,9 +176,9 @@ def test_who_is_lost_goes_on_and_joins_is_told_in_lines(tmp_path):
 @pytest.mark.parametrize(
     ("paused", "line"),
     [
-        (dict(hosts=[], min_hosts=1, away=["mac"]), "paused until mac is back; if you left it out: {} mac --back"),
+        ({"hosts": [], "min_hosts": 1, "away": ["mac"]}, "paused until mac is back; if you left it out: {} mac --back"),
         (
-            dict(hosts=["h1"], min_hosts=2, away=["h2"]),
+            {"hosts": ["h1"], "min_hosts": 2, "away": ["h2"]},
             "paused until 2 hosts are there (min_hosts); now: h1; left out: h2; if you left it out: {} h2 --back",
         ),
     ],
