@@ -1,7 +1,8 @@
 """What of a clip changes from epoch to epoch: its speed, masks over its log-mel, timestamps, and a previous text.
 
 Everything is drawn from the seed, the epoch and the clip's id alone, so that a clip is the same on whatever host trains
-it, in whatever batch, and after a resume. No other random generator is used.
+it, in whatever batch, and after a resume. Only timestamps are drawn for a whole step, by the id of its first clip, as
+its clips are then joined (see windows.py). No other random generator is used.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import numpy as np
 
 from whisper_tuner.config import Profile
 from whisper_tuner.data.dataset import Sample
-from whisper_tuner.data.labels import Label, LabelEncoder
+from whisper_tuner.data.labels import LabelEncoder
 from whisper_tuner.timed_text import Said, said_in
 
+CUT = 0.75  # of the windows of a recording end amid a sentence
+HEARD = (0.2, 0.8)  # of the sentence
 PARTS = 4  # a mask is at most one of so many parts of a clip, so that the shortest is not masked whole
 
 
@@ -59,17 +62,32 @@ class Augmentation:
         speed = self._chance("speed", sample, epoch).choice(self.speeds)
         return 1.0 if speed < 1 and sample.duration_s / speed > self.longest_s else speed
 
-    def label(self, sample: Sample, epoch: int, encoder: LabelEncoder) -> Label:
-        """Raises DataError."""
-        has_timestamps = self._chance("timestamps", sample, epoch).random() < self.timestamps_share
+    def timed(self, sample: Sample, epoch: int, first: Sample) -> tuple[Said, ...]:
+        """Return the clip's text in its parts, if the step that begins with `first` is trained with timestamps."""
+        if self._chance("timestamps", first, epoch).random() >= self.timestamps_share:
+            return ()
+        speed, whole = self.speed(sample, epoch), Said(0.0, sample.duration_s, sample.text)
+        parts = said_in(sample.timed_text) if sample.timed_text else (whole,)
+        return tuple(Said(part.start / speed, part.end / speed, part.text) for part in parts)
+
+    def previous_text(self, sample: Sample, epoch: int) -> str:
+        """Return what was said before the clip, if it is trained with that in this epoch."""
         has_previous = self._chance("previous text", sample, epoch).random() < self.previous_text_share
-        timed: list[Said] = []
-        if has_timestamps:
-            speed, whole = self.speed(sample, epoch), Said(0.0, sample.duration_s, sample.text)
-            parts = said_in(sample.timed_text) if sample.timed_text else (whole,)
-            timed = [Said(part.start / speed, part.end / speed, part.text) for part in parts]
-        previous = self.previous.get(sample.id, "") if has_previous else ""
-        return encoder.encode(sample.text, language=sample.language, timed=timed, previous=previous)
+        return self.previous.get(sample.id, "") if has_previous else ""
+
+    def order(self, epoch: int, first: Sample) -> Random:
+        """Return the chance by which the clips of a step are joined."""
+        return self._chance("windows", first, epoch)
+
+    def cut(self, samples: Sequence[Sample], epoch: int, step: Sequence[Sample]) -> tuple[Sample, float] | None:
+        """Return which clip the end of a step's window cuts, and the share of it that is heard; None if it cuts none.
+
+        A chance on `samples`, not on what is left of an epoch, so that it is the same after a resume.
+        """
+        chance = self._chance("cut", step[0], epoch)
+        sample, share = chance.choice(samples), chance.uniform(*HEARD)
+        fits = sample.text and sample.language == step[0].language and sample not in step
+        return (sample, share) if fits and chance.random() < CUT else None
 
     def longest_label(self, tokens: int, encoder: LabelEncoder) -> int:
         """The most that a label without timestamps and previous text may come to, of so many tokens."""

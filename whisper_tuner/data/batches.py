@@ -14,7 +14,6 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, compress
 from typing import Any, Protocol
@@ -52,6 +51,7 @@ from whisper_tuner.data.steps import (
     spread_sizes,
     whose_turn,
 )
+from whisper_tuner.data.windows import Clip, Window
 from whisper_tuner.errors import DataError
 from whisper_tuner.problems import Problem
 
@@ -70,15 +70,6 @@ class MissingAudio(Protocol):
 
     def wait(self, sample: Sample, given_up: Callable[[], bool]) -> None:
         """Until its audio is there, or will not come, or nobody needs it any more."""
-
-
-@dataclass(frozen=True, eq=False)
-class Clip:
-    """One clip of a batch: log_mel float32 [80|128, frames], and its label."""
-
-    id: str
-    log_mel: np.ndarray
-    label: Label
 
 
 Batch = dict[str, Any]
@@ -135,6 +126,11 @@ class ShardBatches:
         self._profile, self._shuffle = profile, shuffle
         self._augmentation = augmentation_of(profile, self.samples) if shuffle else UNCHANGED
         self._full_share = profile.full_share if profile.audio_context == "mixed" and shuffle else 0.0
+        self._widest = Window(
+            frames=min(self._full_frames, round((profile.batch_size + 1) * self._longest)),
+            frames_per_s=self._frames_per_s,
+            labels=labels,
+        )
         self._turns = list(range(len(self.samples)))  # the order in which they are padded to 30 s
         random.Random(f"full {profile.seed}").shuffle(self._turns)
         self._full: dict[int, set[int]] = {}  # by epoch, which samples are padded to the full length
@@ -286,7 +282,10 @@ class ShardBatches:
     def prefetch(self, steps: Iterable[Sequence[int]]) -> None:
         """Audio that this host lacks is sent to it while it does other things."""
         if self._missing_audio:
-            self._missing_audio.order([self.samples[number] for numbers in steps for number in numbers])
+            wanted = [[self.samples[number] for number in numbers] for numbers in steps]
+            cut = (self._cut(step) for step in wanted)
+            of_steps = ([*step, *(found[:1] if found else ())] for step, found in zip(wanted, cut, strict=True))
+            self._missing_audio.order([*chain(*of_steps)])
 
     def read(self, steps: Iterable[Sequence[int]]) -> Iterator[list[Batch]]:
         """The micro-batches of each optimizer step; the next step is read while this one trains."""
@@ -308,11 +307,17 @@ class ShardBatches:
 
     def _step(self, samples: list[Sample], given_up: Callable[[], bool]) -> list[Batch]:
         """Read the clips of a step, and put those together that are computed at once."""
-        clips, epoch = [clip for sample in samples if (clip := self._clip(sample, given_up))], self._epoch
+        clips, epoch = [clip for sample in samples if (clip := self._clip(sample, samples[0], given_up))], self._epoch
         if not clips:
             return []
-        full = self._full.get(epoch, set()) if self._pads_some else set()
-        frames = [self._full_frames if self._number[c.id] in full else self._frames(c.log_mel.shape[1]) for c in clips]
+        if self._window and clips[0].timed:
+            cut = self._cut(samples)
+            last = self._clip(cut[0], samples[0], given_up) if cut else None
+            order = self._augmentation.order(epoch, samples[0])
+            clips = self._window.of(clips, order, last.cut(cut[1]) if cut and last else None)
+        full = self._full.get(epoch, set()) if self._has_windows else set()
+        is_full = [any(self._number[name] in full for name in clip.ids) for clip in clips]
+        frames = [self._full_frames if it else self._frames(c.frames) for c, it in zip(clips, is_full, strict=True)]
         tokens = [len(clip.label) for clip in clips]
         if not self.layout.is_padded:
             sizes = [positions(*one) for one in zip(frames, tokens, strict=True)]
@@ -324,26 +329,41 @@ class ShardBatches:
             parts = micro_batches(frames, lambda frames: self.at_once(frames, longest), fixed_cost)
         return [self.collate([clips[n] for n in part], [frames[n] for n in part]) for part in parts]
 
-    def _clip(self, sample: Sample, given_up: Callable[[], bool]) -> Clip | None:
-        """None if its file cannot be read, or its text is too long: the step goes on without it, since the other ranks
+    def _clip(self, sample: Sample, first: Sample, given_up: Callable[[], bool]) -> Clip | None:
+        """Read a clip of the step that begins with `first`.
+
+        None if its file cannot be read, or its text is too long: the step goes on without it, since the other ranks
         count on this one.
         """
         try:
             epoch, changes = self._epoch, self._augmentation
-            label = changes.label(sample, epoch, self._labels)
+            timed, previous = changes.timed(sample, epoch, first), changes.previous_text(sample, epoch)
+            label = self._labels.encode(sample.text, language=sample.language, timed=timed, previous=previous)
             if self._missing_audio:
                 self._missing_audio.wait(sample, given_up)
             if given_up():
                 return None
             mel = self._features.log_mel(sample.audio, changes.speed(sample, epoch))
-            return Clip(sample.id, changes.masked(mel, sample, epoch), label)
+            return Clip(
+                ids=(sample.id,),
+                log_mel=changes.masked(mel, sample, epoch),
+                label=label,
+                timed=timed,
+                language=sample.language,
+                previous=previous,
+            )
         except DataError as error:
             self._on_problem(Problem(sample.line, str(error)))
             return None
 
+    def _cut(self, step: Sequence[Sample]) -> tuple[Sample, float] | None:
+        """Return the clip that the end of this step's window cuts, and the share of it that is heard."""
+        return self._augmentation.cut(self.samples, self._epoch, step) if self._window and step else None
+
     def collate(self, clips: Sequence[Clip], lengths: Sequence[int]) -> Batch:
         """lengths: the mel frames that each clip is padded to on its own."""
-        ids, labels, is_padded = [clip.id for clip in clips], [clip.label for clip in clips], self.layout.is_padded
+        ids, labels = [name for clip in clips for name in clip.ids], [clip.label for clip in clips]
+        is_padded = self.layout.is_padded
         if is_padded:
             targets = pad_labels(labels, self._labels.end, self._tokens(max(map(len, labels))))
             rest: Batch = {**targets, "ids": ids}
@@ -383,7 +403,7 @@ class ShardBatches:
 
         One that is longer than all others is padded to the full length in its turn, and computed alone.
         """
-        if self._pads_some and frames > self._frames(self._longest):
+        if self._has_windows and frames > self._frames(self._longest):
             return 1
         return min(self._most_clips, clips_within(self.layout.most_positions, frames, tokens))
 
@@ -393,8 +413,12 @@ class ShardBatches:
         return full if full and positions(*full) >= self.at_once(*others) * positions(*others) else others
 
     def full_clip(self) -> tuple[int, int] | None:
-        """(mel frames, label tokens) of one that is padded to the full length in its turn; None if none is."""
-        return (self._full_frames, self._longest_label()) if self._pads_some else None
+        """(mel frames, label tokens) of the longest that is padded or joined to more than a clip; None if none is."""
+        if not self._has_windows:
+            return None
+        frames = self._full_frames if self._full_share or not self._window else self._frames(self._window.frames)
+        tokens = self._window.most_tokens if self._window else 0
+        return frames, max(self._longest_label(), self._tokens(tokens))
 
     def _longest_label(self) -> int:
         tokens, around = 0, len(self._labels.encode(""))
@@ -406,8 +430,15 @@ class ShardBatches:
         return self._tokens(self._augmentation.longest_label(tokens, self._labels))
 
     @property
-    def _pads_some(self) -> bool:
-        return self._full_share > 0 and self.layout.pads_in_full
+    def _has_windows(self) -> bool:
+        """Tell if some are longer than their clip: padded to the full length in their turn, or of several clips."""
+        return (self._full_share > 0 and self.layout.pads_in_full) or self._window is not None
+
+    @property
+    def _window(self) -> Window | None:
+        """None where clips are not joined: what an encoder store keeps is of single ones."""
+        joins = self._augmentation.timestamps_share and self._encoder_store is None and self.layout.pads_in_full
+        return self._widest if joins else None
 
     def blank(self, clips: int, longest: tuple[int, int]) -> Batch:
         """A batch of so many silent clips of this length, for what does not depend on values."""
@@ -427,7 +458,7 @@ class ShardBatches:
         """Return how many bytes the encoder's outputs of these samples take."""
         if self._encoder_store is None:
             return 0
-        full = set(numbers) & set().union(*self._full.values()) if self._pads_some else set()
+        full = set(numbers) & set().union(*self._full.values()) if self._has_windows else set()
         lengths = [self._frames(frames_of(self.samples[number], self._frames_per_s)) for number in {*numbers} - full]
         return self._encoder_store.bytes_of([*lengths, *[self._full_frames] * len(full)])
 

@@ -42,6 +42,11 @@ def extracted(
     return made.input_features[0].astype(np.float32)
 
 
+def relative_to_loudest(mel: np.ndarray) -> np.ndarray:
+    """`mel` with everything lifted to at most the dynamic range below its loudest value, as the extractor does."""
+    return np.maximum(mel, mel.max() - np.float32(_DYNAMIC_RANGE / 4.0))
+
+
 def pad_log_mel(mel: np.ndarray, frames: int) -> np.ndarray:
     """`mel` [n_mels, t] extended to [n_mels, frames] with the extractor's value for digital silence; never cut."""
     if mel.shape[1] >= frames:

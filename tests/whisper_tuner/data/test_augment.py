@@ -45,13 +45,13 @@ def named(count, seconds=2.0):
 
 
 def trained(batches, epoch, members=("a",), member=0):
-    """By id, the clip that each of a member's samples becomes: features without padding, and label."""
+    """By id, the clip that each of a member's samples becomes on its own: features without padding, and label."""
     batches.begin_epoch(epoch)
     found = {}
     for step in batches.plan(epoch, None, members, [1.0] * len(members))[member]:
         for number in step:
-            clip = batches._clip(batches.samples[number], lambda: False)
-            found[clip.id] = (clip.log_mel.tobytes(), clip.label)
+            clip = batches._clip(batches.samples[number], batches.samples[number], lambda: False)
+            found[clip.ids[0]] = (clip.log_mel.tobytes(), clip.label)
     return found
 
 
@@ -144,6 +144,12 @@ def test_masking_leaves_the_cached_features_alone():
 # labels
 
 
+def label(augmentation, sample, epoch, encoder):
+    """Return the label of a step of one clip."""
+    timed, previous = augmentation.timed(sample, epoch, sample), augmentation.previous_text(sample, epoch)
+    return encoder.encode(sample.text, timed=timed, previous=previous)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_shares_of_clips_are_trained_with_timestamps_and_a_previous_text(timestamps, share):
     model, processor = timestamps
@@ -151,10 +157,10 @@ def test_shares_of_clips_are_trained_with_timestamps_and_a_previous_text(timesta
     samples = [dataclasses.replace(sample, text="a") for sample in named(301)]
     settings = {"timestamps_share": share, "previous_text_share": share}
     previous = {sample.id: "b" for sample in samples}
-    labels = [Augmentation(**settings, previous=previous).label(sample, 1, encoder) for sample in samples]
+    labels = [label(Augmentation(**settings, previous=previous), sample, 1, encoder) for sample in samples]
     timed, prompted, both = (
-        {n for n, label in enumerate(labels) if label.written[0] == encoder.first_timestamp},
-        {n for n, label in enumerate(labels) if label.prompt[0] != encoder.start},
+        {n for n, one in enumerate(labels) if one.written[0] == encoder.first_timestamp},
+        {n for n, one in enumerate(labels) if one.prompt[0] != encoder.start},
         share * share * 301,
     )
     assert len(timed) == pytest.approx(share * 301, abs=30) == pytest.approx(len(prompted), abs=30)
@@ -165,7 +171,7 @@ def test_timestamps_end_where_the_clip_ends_at_its_speed(timestamps):
     model, processor = timestamps
     encoder = label_encoder(model, processor.tokenizer, language="fr")
     augmentation = Augmentation(timestamps_share=1.0, speed_perturbation=0.1, longest_s=30.0)
-    ends = {augmentation.label(sample, 0, encoder).written[-2] - encoder.first_timestamp for sample in named(30)}
+    ends = {label(augmentation, sample, 0, encoder).written[-2] - encoder.first_timestamp for sample in named(30)}
     assert ends == {round(2.0 / speed / 0.02) for speed in (0.9, 1.0, 1.1)}
 
 
@@ -176,11 +182,11 @@ def test_times_of_the_parts_of_a_text_are_those_at_its_speed(timestamps, profile
     samples = [dataclasses.replace(sample, text="a b", timed_text=timed_text) for sample in named(30)]
     augmentation = augmentation_of(profile_of(timestamps_share=1.0, speed_perturbation=0.1), samples)
     augmentation = dataclasses.replace(augmentation, longest_s=30.0)
-    labels = {augmentation.label(sample, 0, encoder) for sample in samples}
+    labels = {label(augmentation, sample, 0, encoder) for sample in samples}
     times = {tuple(t - encoder.first_timestamp for t in one.written if t >= encoder.first_timestamp) for one in labels}
     assert times == {tuple(round(at / speed / 0.02) for at in (0, 0.8, 1.0, 2.0)) for speed in (0.9, 1.0, 1.1)}
     plain = len(encoder.encode("a b"))
-    assert {len(label) for label in labels} == {plain + 3} and augmentation.longest_label(plain, encoder) >= plain + 3
+    assert {len(one) for one in labels} == {plain + 3} and augmentation.longest_label(plain, encoder) >= plain + 3
 
 
 def test_what_was_said_before_is_the_row_before_in_the_same_language(profile_of):
