@@ -4,9 +4,10 @@
 
 MODEL is a folder in transformers layout, DATA one with train.csv, validation.csv and test.csv; without them the bundled
 ones. In each case `plan` measures the hosts of a lab, and tells what it expects of the way that is then run twice by
-`distributed-train` or `finetune`: once as told, and once more as the first run has corrected it. What this project
-knows of files and runs is forgotten before. What is done is kept in DIR (`--out`), so an interrupted benchmark goes on
-where it stopped. Figures are those of a machine that does nothing else. Needs Linux, root, and what `make test` needs.
+`distributed-train` or `finetune`: once as told, and with another seed as the first run has corrected it. What this
+project knows of files and runs is forgotten before. What is done is kept in DIR (`--out`), so an interrupted benchmark
+goes on where it stopped. Figures are those of a machine that does nothing else. Needs Linux, root, and what `make test`
+needs.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Bench:
             told = json.loads(self._called(lab, folder, command))["ways"]
             found = next(way for way in told if len(way["forecast"]["hosts"]) == case.hosts)
             typed = found["command"].split()[1:]
-            runs = [self._run(lab, folder, typed) for _ in range(2)]
+            runs = [self._run(lab, folder, [*typed, "--set", f"seed={seed}"]) for seed in (1, 2)]
         return {"told": f"{found['seconds']:.0f} s predicted", "way": found, "runs": runs}
 
     def _run(self, lab: Lab, folder: Path, typed: Sequence[str]) -> dict:
@@ -148,7 +149,7 @@ class Bench:
 
     def report(self) -> list[str]:
         found = self.done.found(self.cases)
-        alone = {case.method: sum(result["runs"][1]["took"]) for case, result in found if case.hosts == 1}
+        alone = {case.method: sum(result["runs"][0]["took"]) for case, result in found if case.hosts == 1}
         rows, misses = [], []
         for case, result in found:
             cells: list[str] = []
@@ -161,7 +162,7 @@ class Bench:
                     parts = zip(PARTS, run["expected"], run["took"], strict=True)
                     cells += [f"{expected:.0f} of {seconds:.0f}" for _, expected, seconds in parts]
             if case.hosts > 1 and case.method in alone:
-                times, really = result["way"]["speed_up"], alone[case.method] / sum(result["runs"][1]["took"])
+                times, really = result["way"]["speed_up"], alone[case.method] / sum(result["runs"][0]["took"])
                 cells += [f"{times:.2f}", f"{really:.2f}"]
                 misses += [f"{case}: speed-up {times:.2f}, not {really:.2f}"] * (
                     abs(times / really - 1) > NEAR_SPEED_UP

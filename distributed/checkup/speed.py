@@ -152,14 +152,19 @@ def remember(job: Job, hosts: Hosts, speeds: Sequence[Speed]) -> None:
     forecast.FACTS.keep(SPEED, dict.fromkeys(kept, ""), kept)
 
 
-def remembered(job: Job, hosts: Hosts) -> list[Speed]:
-    """Return the speeds of all hosts, if each was measured with about as many clips as a step has; else none."""
-    names, clips = _names(job, hosts), clips_of_each(job.profile.batch_size, len(hosts.all))
+def remembered(job: Job, hosts: Hosts, *, alone: bool = False) -> list[Speed]:
+    """Return the speeds of all hosts, if each was measured with about as many clips as a step has; else none.
+
+    alone: as many as a step of all hosts has, and of one alone.
+    """
+    names, batch_size = _names(job, hosts), job.profile.batch_size
+    clips = {clips_of_each(batch_size, len(hosts.all)), *([batch_size] if alone else [])}
     known = forecast.FACTS.known(SPEED, dict.fromkeys(names, ""))
     if not all(name in known for name in names):
         return []
     speeds = [Speed(**known[name] | {"host": host.address}) for name, host in zip(names, hosts.all, strict=True)]
-    return speeds if all(min(s.sizes)[0] <= clips <= max(s.sizes)[0] for s in speeds) else []
+    ranges = [(min(speed.sizes)[0], max(speed.sizes)[0]) for speed in speeds]
+    return speeds if all(least <= min(clips) and max(clips) <= most for least, most in ranges) else []
 
 
 def _names(job: Job, hosts: Hosts) -> list[str]:

@@ -23,7 +23,7 @@ from distributed.checkup.this_machine import device_here, one_machine
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.sync import lacking
 from distributed.plan.automatic import HOME_NETWORK
-from distributed.plan.forecast import HERE, Forecast, Speed, can_forecast, forecast, key_of, ratios_of
+from distributed.plan.forecast import HERE, Forecast, Speed, forecast, key_of, ratios_of
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import Job, resolve
 from distributed.plan.prepare import Prepared, prepare_run
@@ -118,39 +118,36 @@ def _known(
         show = partial(working, console)
         prepared = prepare_run(job, run_dir, hosts=hosts if report else None, show_status=show)
         before_s = time.time() - entered
-        speeds = [] if again else remembered(job, hosts)
-        if len(speeds) == 1 or all(len(speed.sizes) > 1 or job.profile.batch_size == 1 for speed in speeds):
-            speeds = speeds if can_forecast(job.with_strategy("diloco"), speeds) else []
-        else:
-            speeds = []
-        if speeds:
+        speeds = [] if again else remembered(job, hosts, alone=True)
+        if speeds and (speeds[0].clip_s or not job.profile.test):
             console.print("steps as they were measured before; to measure them again: --again", soft_wrap=True)
         else:
             speeds = _measured(console, job, hosts, report, prepared)
         to_send = lacking(report.remotes, prepared.items) if report else {}
-    if report is None:
-        room = one_machine().room_bytes or 0.0
-        longest = max(clip.duration_s for clip in prepared.manifests[0].samples)
-        needed = profile_memory(job.profile, longest_s=longest, device=device_here())
-        memory = [f"{size(needed)} of {size(room)}" if needed else ""]
-        return Known(
-            speeds=speeds, pairs=(), copying_s={}, before_s=before_s, checking_s=0.0, spare_bytes=None, memory=memory
-        ), prepared
-    rates = {pair.target: pair.mbit * 125_000 for pair in report.pairs if pair.source == speeds[0].host and pair.mbit}
-    return Known(
+    pairs = report.pairs if report else []
+    rates = {pair.target: pair.mbit * 125_000 for pair in pairs if pair.source == speeds[0].host and pair.mbit}
+    found = Known(
         speeds=speeds,
-        pairs=report.pairs,
+        pairs=pairs,
         copying_s={host: sent / rates.get(host, HOME_NETWORK) for host, (_, sent) in to_send.items()},
         before_s=before_s,
-        checking_s=report.seconds,
-        spare_bytes=report.measured.spare_bytes,
-        memory=[
-            f"{size(facts.way.whole)} of {size(facts.way.whole + facts.spare_memory)}"
-            if facts.way and facts.spare_memory is not None
-            else ""
-            for facts in report.hosts
-        ],
-    ), prepared
+        checking_s=report.seconds if report else 0.0,
+        spare_bytes=report.measured.spare_bytes if report else None,
+        memory=_memory(job, prepared, report),
+    )
+    return found, prepared
+
+
+def _memory(job: Job, prepared: Prepared, report: Report | None) -> list[str]:
+    """Tell what training takes of the memory of each host; '' where that is not known."""
+    if report is None:
+        longest = max(clip.duration_s for clip in prepared.manifests[0].samples)
+        needed = profile_memory(job.profile, longest_s=longest, device=device_here())
+        return [f"{size(needed)} of {size(one_machine().room_bytes or 0.0)}" if needed else ""]
+    known = [(facts.way, facts.spare_memory) for facts in report.hosts]
+    return [
+        f"{size(way.whole)} of {size(way.whole + spare)}" if way and spare is not None else "" for way, spare in known
+    ]
 
 
 def _measured(console: Console, job: Job, hosts: Hosts, report: Report | None, prepared: Prepared) -> list[Speed]:
@@ -215,8 +212,8 @@ def _ways(job: Job, hosts: Hosts, known: Known, clips: dict[str, int], file: Pat
         yield replace(way(fastest, ""), command="")
     for count in range(1, len(others) + 1):
         sets = [(master, *some) for some in itertools.combinations(others, count)]
-        found = {speeds: [together(one, speeds) for one in _jobs(job)] for speeds in sets}
-        for one, best in zip(_jobs(job), min(found.values(), key=lambda own: min(f.seconds for f in own)), strict=True):
+        found = [[together(one, speeds) for one in _jobs(job)] for speeds in sets]
+        for one, best in zip(_jobs(job), min(found, key=lambda own: min(f.seconds for f in own)), strict=True):
             command = f"multimac distributed-train {job.name} --hosts {shlex.quote(str(file))}"
             command += f" --only {','.join(best.hosts[1:])}" if count < len(others) else ""
             is_own = one.distribution.strategy == job.distribution.strategy
