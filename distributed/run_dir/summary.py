@@ -152,14 +152,15 @@ def read_history(
     known: dict[str, Any] = {"id": run_dir.name, "path": run_dir, "size": size, "changed": changed}
     known["created"] = date_in(run_dir.name) or changed  # where run.json does not tell
     try:
-        known |= _asked(run_dir)
+        asked = _asked(run_dir)
+        entered = asked.pop("entered")
+        known |= asked
         if not only_asked and read is None:
             events = scan(run_dir / "events.jsonl")
         state, message = _state(run_dir, events.attempts, ended=ended)
         known |= _on_disk(run_dir, events) | figures(events)
         if message.startswith(NOT_EVALUATED) and known["wer_after"] is not None:  # somebody has measured it since
             state, message = FINISHED, ""
-        entered = known.pop("entered")
         if state == FINISHED and known["expected"] and len(events.attempts) == 1:
             known["took"] = events.attempts[0].parts(entered)
         return RunSummary(state=state, message=message, left_out=events.left_out, **known), events
