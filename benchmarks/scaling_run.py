@@ -18,7 +18,7 @@ from lab import Lab, cpu
 from lab.network import INTERFACE
 
 from benchmarks.base import PROJECT, RunFailed, config_text, watching
-from distributed.checkup.speed import REMEMBERED
+from distributed.plan.forecast import FACTS
 from distributed.run_dir.log import read_events
 
 EVERY_S = 0.25  # between two looks at the counters
@@ -98,7 +98,7 @@ class Product:
         """Return its events and what was counted. Raises RunFailed."""
         command = [sys.executable, str(PROJECT / "cli_typer.py"), "distributed-train", "bench"]
         command += ["--config", str(self.folder / "config.ini"), "--hosts", str(self.folder / "hosts.json")]
-        REMEMBERED.unlink(missing_ok=True)  # of hosts with the same addresses, and other shares
+        FACTS.file.unlink(missing_ok=True)  # of hosts with the same addresses, and other shares
         meter = Meter(self.lab)
         with watching(meter.look, EVERY_S), (self.folder / "console.txt").open("w") as console:
             quiet = {"stdin": subprocess.DEVNULL, "stdout": console, "stderr": subprocess.STDOUT}

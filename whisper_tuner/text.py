@@ -66,6 +66,15 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def in_words(seconds: float) -> str:
+    """Write a time that is not known exactly."""
+    if seconds < 150:
+        return f"about {max(10, round(seconds, -1)):.0f} seconds"
+    minutes = round(seconds / 60)
+    hours = f"{minutes // 60} h " if minutes >= 60 else ""
+    return f"about {hours}{minutes % 60} min" if hours else f"about {minutes} minutes"
+
+
 def is_unicode(text: str) -> bool:
     """Tell if a text can be written as UTF-8; JSON may hold half a character, a lone surrogate."""
     try:

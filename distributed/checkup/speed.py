@@ -14,13 +14,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from distributed.hosts.host_process import HostProcess
 from distributed.hosts.keep_awake import awake, hosts_awake
-from distributed.hosts.paths import PROJECT, PRUNED, STORE
+from distributed.hosts.paths import PRUNED
 from distributed.hosts.sync import Progress, sync
+from distributed.plan import forecast
+from distributed.plan.forecast import Speed
 from distributed.plan.job import Job
 from distributed.plan.prepare import for_host, prepare_run
 from distributed.plan.run_spec import RunSpec
@@ -29,37 +30,17 @@ from distributed.ssh.host import Hosts
 from distributed.ssh.machine import LocalMachine, Machine
 from whisper_tuner.data.dataset import Manifest, Sample, write_manifest
 from whisper_tuner.errors import HostError
-from whisper_tuner.files import write_atomically
-from whisper_tuner.text import parse_json
 
 from .this_machine import one_machine
 
 PROBE = "distributed.worker.speed"
 STEPS = 4  # of the probe, which counts all but the first
 LATE_S, LIMIT_S = 235.0, 250.0  # the probe ends after 240 s by itself, unless its machine sleeps or hangs
-REMEMBERED = PROJECT / STORE / "step-times.json"
-MOST_REMEMBERED = 100
+SPEED = "speed of a machine 1"  # a kind of facts
 NOT_IN_A_STEP = {
     *("epochs", "max_steps", "learning_rate", "weight_decay", "schedule", "warmup_ratio", "seed", "validation", "test"),
     *("runs_dir", "checkpoint_interval", "keep_checkpoints", "early_stopping", "keep_best"),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speed:
-    """The speed of one machine; `clips_s` is None where it could not be measured, and `problem` says why.
-
-    See distributed/worker/speed.py.
-    """
-
-    host: str
-    clips_s: float | None = None
-    step_s: float | None = None
-    mean_step_s: float = 0.0
-    trainable: int = 0
-    start_s: float = 0.0
-    clip_s: float = 0.0
-    problem: str = ""
 
 
 @awake()
@@ -74,23 +55,26 @@ def measure(
     *,
     steps: int = STEPS,
     test: Sequence[Sample] = (),
+    alone: bool = False,
 ) -> list[Speed]:
     """Send what the probe needs, and run it on every machine. `job` is the job of one machine alone.
 
-    steps: of the probe, which counts all but the first. test: clips that the master transcribes as well.
+    steps: of the probe, which counts all but the first. test: clips that the master transcribes as well. alone: also
+    measure steps of one host alone, of the whole batch.
     Code, model and clips stay on the hosts: a run needs them there as well. Raises HostError, DataError.
     """
     each = clips_of_each(job.profile.batch_size, len(hosts.all))
+    sizes = sorted({each, job.profile.batch_size}) if alone else [each]
     # Clips of all lengths; always the same ones, so that each is sent only once.
-    clips = of_all_lengths(samples, each * steps)
+    clips = of_all_lengths(samples, max(sizes) * steps)
     folder = scratch / "probe"
     folder.mkdir(exist_ok=True)
     write_manifest(folder / "clips.csv", clips)
     settings = {"validation": None, "test": None, "batch_size": each, "epochs": steps, "max_steps": steps}
-    alone = job.with_profile(train=folder / "clips.csv", **settings)
+    of_one = job.with_profile(train=folder / "clips.csv", **settings)
     room = None if hosts.workers else one_machine
-    spec = prepare_run(alone, folder, local_ranks=1, measured=room).launch.ranks[0].spec
-    spec = dataclasses.replace(spec, cache_dir=str(scratch / "cache"), device=hosts.master.device or "")
+    spec = prepare_run(of_one, folder, local_ranks=1, measured=room).launch.ranks[0].spec
+    spec = dataclasses.replace(spec, device=hosts.master.device or "")
     specs, items = [spec], {}
     if test:
         write_manifest(folder / "test.csv", test)
@@ -114,7 +98,7 @@ def measure(
     machines: list[Machine] = [LocalMachine(hosts.master.address), *remotes]
     # However this ends, the processes are killed first: the threads wait for them.
     with ThreadPoolExecutor(max_workers=len(machines)) as pool, ExitStack() as running:
-        return list(pool.map(lambda machine, own: _one(machine, own, running), machines, specs))
+        return list(pool.map(lambda machine, own: _one(machine, own, sizes, running), machines, specs))
 
 
 def of_all_lengths(samples: Sequence[Sample], count: int) -> list[Sample]:
@@ -129,7 +113,7 @@ def clips_of_each(batch_size: int, hosts: int) -> int:
     return max(1, math.floor(batch_size / hosts + 0.5))
 
 
-def _one(machine: Machine, spec: RunSpec, running: ExitStack) -> Speed:
+def _one(machine: Machine, spec: RunSpec, sizes: Sequence[int], running: ExitStack) -> Speed:
     last, began = "", time.monotonic()
     try:
         probe = HostProcess(machine, PROBE, spec.run_id)
@@ -140,6 +124,7 @@ def _one(machine: Machine, spec: RunSpec, running: ExitStack) -> Speed:
         watchdog.start()
         with suppress(HostError):  # it has ended already: what it said tells why
             probe.write(spec.to_json())
+            probe.write(json.dumps([*sizes]))
         for _ in probe.events():
             pass
         last = probe.last_words
@@ -160,31 +145,34 @@ def step_of_all(speeds: Sequence[Speed]) -> float | None:
 
 
 def remember(job: Job, hosts: Hosts, speeds: Sequence[Speed]) -> None:
-    """Keep the seconds of a step for the next run like this one, if every machine was measured. Raises OSError."""
+    """Keep what was measured for the next runs like this one, if every machine was measured."""
     if not speeds or any(speed.clips_s is None for speed in speeds):
         return
-    kept = _all_remembered() | {_key(job, hosts): step_of_all(speeds)}
-    REMEMBERED.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(REMEMBERED, json.dumps(dict(list(kept.items())[-MOST_REMEMBERED:]), indent=1))
+    kept = {name: dataclasses.asdict(speed) for name, speed in zip(_names(job, hosts), speeds, strict=True)}
+    forecast.FACTS.keep(SPEED, dict.fromkeys(kept, ""), kept)
 
 
-def remembered(job: Job, hosts: Hosts) -> float | None:
-    return _all_remembered().get(_key(job, hosts))
+def remembered(job: Job, hosts: Hosts, *, alone: bool = False) -> list[Speed]:
+    """Return the speeds of all hosts, if each was measured with about as many clips as a step has; else none.
+
+    alone: as many as a step of all hosts has, and of one alone.
+    """
+    names, batch_size = _names(job, hosts), job.profile.batch_size
+    clips = {clips_of_each(batch_size, len(hosts.all)), *([batch_size] if alone else [])}
+    known = forecast.FACTS.known(SPEED, dict.fromkeys(names, ""))
+    if not all(name in known for name in names):
+        return []
+    speeds = [Speed(**known[name] | {"host": host.address}) for name, host in zip(names, hosts.all, strict=True)]
+    ranges = [(min(speed.sizes)[0], max(speed.sizes)[0]) for speed in speeds]
+    return speeds if all(least <= min(clips) and max(clips) <= most for least, most in ranges) else []
 
 
-def _all_remembered() -> dict[str, float]:
-    try:
-        found = parse_json(REMEMBERED.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    pairs = found.items() if isinstance(found, dict) else ()
-    return {key: step_s for key, step_s in pairs if isinstance(step_s, float) and 0 < step_s < LIMIT_S}
-
-
-def _key(job: Job, hosts: Hosts) -> str:
-    """Make a hash of all that the time of a step depends on, as far as the profile says it."""
+def _names(job: Job, hosts: Hosts) -> list[str]:
+    """Name each host with all that the time of a step depends on, as far as the profile says it. "": this machine."""
     profile = dataclasses.asdict(job.profile)
-    about = {key: value for key, value in profile.items() if key not in NOT_IN_A_STEP}
-    clips = clips_of_each(job.profile.batch_size, len(hosts.all))
-    text = json.dumps([[[host.address, host.device] for host in hosts.all], clips, about], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    # What is frozen in which precision follows from the memory, unless the profile says it.
+    left_out = NOT_IN_A_STEP | ({"frozen_precision"} - set(job.origin))
+    about = {key: value for key, value in profile.items() if key not in left_out}
+    devices = [("", hosts.master.device), *((host.address, host.device) for host in hosts.workers)]
+    texts = [json.dumps([*device, about], sort_keys=True, default=str) for device in devices]
+    return [hashlib.sha256(text.encode()).hexdigest() for text in texts]

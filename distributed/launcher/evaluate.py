@@ -16,6 +16,7 @@ from torch import nn
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from distributed.hosts.paths import STORE, SyncItem, code_items, folder_items
+from distributed.plan.forecast import WORTH_S
 from distributed.plan.launch import Rank
 from distributed.plan.prepare import audio_items, model_on_hosts
 from distributed.plan.run_spec import AFTER, BEFORE, DecodeSpec, RunSpec
@@ -39,7 +40,7 @@ from whisper_tuner.files import write_atomically
 from whisper_tuner.hub import base_of, is_adapter, model_folder
 from whisper_tuner.model.base_model import whisper_of
 
-from .hearing import WORTH_S, Hearing, HostDecoder
+from .hearing import Hearing, HostDecoder
 
 # Each is padded to 30 s, also that of a short clip. Nobody measures what they take, and Apple's GPU ends the process
 # for an array of 4 GiB, as attention of 24 with Whisper large would make (pytorch 149325). A CPU is no faster with more

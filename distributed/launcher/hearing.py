@@ -20,6 +20,7 @@ from transformers import WhisperProcessor
 from distributed.hosts.host_process import HostProcess
 from distributed.hosts.paths import SyncItem
 from distributed.hosts.sync import sync
+from distributed.plan.forecast import WORTH_S
 from distributed.plan.run_spec import DecodeSpec
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host
@@ -32,7 +33,6 @@ from .background import side_by_side
 
 DECODER = "distributed.worker.decode"
 BEAT_S = 5.0  # an empty line so often: a decoder ends itself after launcher_silence_s without one
-WORTH_S = 20.0  # of this machine alone, still to come: on a host, torch and the model take half as long to load
 LEAVE_S = 4.0  # for the end of all hosts' decoders
 LATE = 2.0  # of this machine's own time for as many clips: after that it no longer waits for another's group
 SMALLEST = 4  # the part of a whole group below which it is no smaller, where a single clip takes as long as several

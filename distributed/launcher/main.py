@@ -19,12 +19,13 @@ from pathlib import Path
 
 from distributed.hosts.keep_awake import keep_awake
 from distributed.hosts.paths import PROJECT
+from distributed.plan.forecast import learn
 from distributed.plan.launch import Launch, Rank
 from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
 from distributed.run_dir.away import forget_away, read_away
 from distributed.run_dir.folder import only_one
 from distributed.run_dir.log import EventLog
-from distributed.run_dir.summary import NOT_EVALUATED, read_run
+from distributed.run_dir.summary import NOT_EVALUATED, read_history, read_run
 from distributed.ssh.machine import on_each
 from whisper_tuner.errors import ExitStatus, TunerError
 from whisper_tuner.text import harmless
@@ -67,7 +68,16 @@ class Launcher:
                 self.events(event)
             if self._notifier:
                 self._notifier.close()
+            if status == ExitStatus.OK:
+                self._learn()
         return status
+
+    def _learn(self) -> None:
+        """Remember what the parts of the run took, for the next forecast."""
+        run = read_history(self.run_dir, ended=True)[0]
+        profile = self.launch.ranks[0].spec.profile
+        if run.took and profile:
+            learn(self.launch.forecast, run.took, profile.base_model, self.launch.test)
 
     def _outcome(self) -> tuple[ExitStatus, str]:
         """Train and evaluate; how it ended, and what to tell the user of that."""

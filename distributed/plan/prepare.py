@@ -39,7 +39,7 @@ UNBROKEN_S = 3600.0  # assumed until all hosts are gone at once: what one of the
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A run before it starts. `items` are the files of each host but the master, by address.
+    """A run before it starts. `items` are the files of each host but the master, by address; `clips` by kind.
 
     rounds: what its rounds are like, as `automatic.chosen` says it.
     """
@@ -50,6 +50,7 @@ class Prepared:
     steps_per_epoch: int
     total_steps: int
     manifests: tuple[Manifest, ...]
+    clips: dict[str, int]
     rounds: str = ""
 
 
@@ -111,6 +112,7 @@ def prepare_run(
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         manifests=tuple(checked.values()),
+        clips={kind: len(manifest.samples) for kind, manifest in checked.items()},
         rounds=rounds,
     )
 

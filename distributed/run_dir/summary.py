@@ -18,6 +18,7 @@ from .folder import date_in, disk_use, is_running
 from .log import Attempt, RunEvents, scan
 
 REPORT = "report.html"  # in the run's folder
+PARTS = ("start", "training", "evaluation")  # of the time from the command to the model; the last with the report
 RUNNING, FINISHED, INTERRUPTED, FAILED, BROKEN = "running", "finished", "interrupted", "failed", "broken"
 RECOVERED = "recovered"  # by `runs recover`, without the run.json of the master that is gone
 NOT_EVALUATED = "stopped before WER was measured; the model is in final/"
@@ -92,6 +93,8 @@ class RunSummary:
     clips_per_s: float | None = None
     bytes: int = 0
     attempts: int = 0
+    expected: tuple[float, ...] = ()  # seconds of each of PARTS, as they were forecast when it began
+    took: tuple[float, ...] = ()  # likewise, of a run that has finished without a stop
     wer_before: float | None = None
     wer_after: float | None = None
     wer_difference: tuple[float, ...] = ()  # the ends of the interval of 95 % of after less before, if they are known
@@ -149,13 +152,17 @@ def read_history(
     known: dict[str, Any] = {"id": run_dir.name, "path": run_dir, "size": size, "changed": changed}
     known["created"] = date_in(run_dir.name) or changed  # where run.json does not tell
     try:
-        known |= _asked(run_dir)
+        asked = _asked(run_dir)
+        entered = asked.pop("entered")
+        known |= asked
         if not only_asked and read is None:
             events = scan(run_dir / "events.jsonl")
         state, message = _state(run_dir, events.attempts, ended=ended)
         known |= _on_disk(run_dir, events) | figures(events)
         if message.startswith(NOT_EVALUATED) and known["wer_after"] is not None:  # somebody has measured it since
             state, message = FINISHED, ""
+        if state == FINISHED and known["expected"] and len(events.attempts) == 1:
+            known["took"] = events.attempts[0].parts(entered)
         return RunSummary(state=state, message=message, left_out=events.left_out, **known), events
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
@@ -190,6 +197,9 @@ def _asked(run_dir: Path) -> dict[str, Any]:
             "versions": dict(asked.get("versions") or {}),
             "settings": settings | {"training clips": _clips_list(run_dir)},
         }
+        forecast = asked.get("forecast") or {}
+        fields["expected"] = tuple(float(forecast["parts"][part]) for part in PARTS) if forecast else ()
+        fields["entered"] = float(forecast["entered"]) if forecast else 0.0
         if isinstance(created, int | float) and 0 < created < MOST:
             fields["created"] = float(created)
         return fields

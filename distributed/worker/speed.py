@@ -1,7 +1,7 @@
 """How fast this machine trains alone: `python -m distributed.worker.speed RUN`, for the wizard.
 
-Reads a RunSpec from the first line of stdin, trains what it says, and writes one line of JSON at the end: clips_s,
-step_s and so on; or problem. The first step is not counted.
+Reads a RunSpec from the first line of stdin, and from the second sizes of a step in clips. Trains a few steps of each,
+and writes one line of JSON at the end: clips_s, step_s and so on; or problem. A first step is not counted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ import signal
 import statistics
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
 
 from distributed.hosts.keep_awake import keep_awake
 from distributed.plan.run_spec import RunSpec
@@ -30,14 +34,22 @@ from .load import load_whisper
 LIMIT_S = 240  # for loading the model and all steps; if the connection is lost nobody else ends this process
 
 
-def speed(spec: RunSpec) -> dict[str, float]:
-    """Clips a second and seconds of a usual step, and how many parameters are trained.
+def speed(spec: RunSpec, sizes: Sequence[int]) -> dict[str, Any]:
+    """Clips a second and seconds of a usual step of the first size, and how many parameters are trained.
 
-    Medians: one clip that is padded to 30 s, which few are, would be most of the mean, which is mean_step_s.
-    start_s: until the first step. clip_s: for each clip of the test set, if the profile has one, to be transcribed.
+    Medians: one clip that is padded to 30 s, which few are, would be most of the mean, which `sizes` has of each size.
+    start_s: from the process's beginning to the first step, without what is measured once. clip_s: for each clip of the
+    test set, if the profile has one, to be transcribed.
     """
+    [(first, found), *others] = [(size, _trained(spec, size)) for size in sizes]
+    means = [[first, found.pop("mean_s")], *([size, other["mean_s"]] for size, other in others)]
+    return found | {"sizes": means, "clip_s": _transcribing(spec)}
+
+
+def _trained(spec: RunSpec, size: int) -> dict[str, float]:
+    assert spec.profile
     events: list[dict] = []
-    began = time.monotonic()
+    spec = dataclasses.replace(spec, profile=dataclasses.replace(spec.profile, batch_size=size))
     alone = dataclasses.replace(spec, hosts=SingleComm().members)  # LocalTrainer's name for a rank that has no peers
     devices.repeat_bits(devices.choose(spec.wanted_device, local_rank=spec.rank))  # as in training, since it takes time
     work = load_whisper(alone, events.append, unsent=())
@@ -49,11 +61,10 @@ def speed(spec: RunSpec) -> dict[str, float]:
     step_s = statistics.median(step["seconds"] for step in counted)
     clips_s = statistics.median(step["samples"] / step["seconds"] for step in counted)
     [trainable] = [event["trainable"] for event in events if event["type"] == "start"]
-    mean_step_s = statistics.mean(step["seconds"] for step in counted)
-    trained_s = first["seconds"] + mean_step_s * len(counted)
-    start_s = time.monotonic() - began - trained_s
-    found = {"clips_s": clips_s, "step_s": step_s, "mean_step_s": mean_step_s, "trainable": trainable}
-    return found | {"start_s": start_s, "clip_s": _transcribing(spec)}
+    mean_s = statistics.mean(step["seconds"] for step in counted)
+    once_s = sum(event["seconds"] for event in events if event["type"] == "memory")
+    start_s = time.time() - psutil.Process().create_time() - first["seconds"] - mean_s * len(counted) - once_s
+    return {"clips_s": clips_s, "step_s": step_s, "mean_s": mean_s, "trainable": trainable, "start_s": start_s}
 
 
 def _transcribing(spec: RunSpec) -> float:
@@ -81,9 +92,9 @@ def main() -> None:
     signal.alarm(LIMIT_S)
     keep_awake(os.getpid())
     spec = RunSpec.from_json(sys.stdin.readline())
-    answer: dict[str, float] | dict[str, str]
+    answer: dict[str, Any]
     try:
-        answer = speed(spec)
+        answer = speed(spec, json.loads(sys.stdin.readline()))
     except (TunerError, ExogymError) as error:
         answer = {"problem": str(error)}
     print(json.dumps(answer))

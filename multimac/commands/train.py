@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,12 +21,15 @@ from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.hosts.sync import lacking
 from distributed.plan.automatic import Measured, may_choose
+from distributed.plan.forecast import HERE, Speed, can_forecast, forecast, key_of, ratios_of
 from distributed.plan.hosts_file import EXAMPLE_FILE, HOSTS_FILE, load_hosts, meeting_address
 from distributed.plan.job import BESIDE, Job, resolve
+from distributed.plan.launch import Launch
 from distributed.plan.prepare import STAGES, Prepared, prepare_run
 from distributed.plan.run_spec import PIPELINE
 from distributed.run_dir.folder import new_run
 from distributed.ssh.host import Hosts
+from exogym.config import nearest
 from multimac.view.preflight_view import show_preflight
 from multimac.view.progress import working
 from multimac.view.terminal import Console
@@ -37,7 +41,7 @@ from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.data.importing import allowed, outside_of
 from whisper_tuner.errors import ConfigError, ExitStatus, TunerError
 from whisper_tuner.files import shown
-from whisper_tuner.text import counted, duration, size
+from whisper_tuner.text import counted, duration, in_words, size
 
 from .attach_stop import start
 from .options import CONFIG, Config, Detach, Resume, Set, Watching, command
@@ -75,7 +79,7 @@ def train_here(
     config: Path, name: str, *, settings: Sequence[str] = (), ranks: int = 1, watch: bool = False, detach: bool = False
 ) -> ExitStatus:
     """Train a profile on this machine, in `ranks` processes. Raises TunerError."""
-    console = Console()
+    console, entered = Console(), time.time()
     job = resolve(ConfigFile(config), name, strategy="allreduce", settings=settings)  # alone, none to agree with
     _check_device(job.profile.device)
     if job.distribution.strategy == PIPELINE:  # alone it is only worth a try
@@ -84,8 +88,10 @@ def train_here(
         prepared = prepare_run(
             job, run_dir, local_ranks=ranks, show_status=partial(working, console), measured=one_machine
         )
-        prepared.launch.save(run_dir)
-    _announce(console, job, prepared, run_dir)
+        speeds = remembered(job, HERE) if ranks == 1 else []
+        launch, told = _with_forecast(job, prepared, speeds, one_machine(), entered)
+        launch.save(run_dir)
+    _announce(console, job, prepared, run_dir, told=told)
     if job.distribution.strategy == PIPELINE:
         console.print(prepared.rounds, soft_wrap=True)
     return start(console, run_dir, watch=watch, detach=detach)
@@ -98,6 +104,9 @@ def distributed_train(
     hosts: Annotated[
         Path | None, Option("--hosts", help="Hosts file. [default: hosts_config, or distributed_hosts.json]")
     ] = None,
+    only: Annotated[
+        str, Option("--only", metavar="HOSTS", help="Of the workers in the hosts file only these, as h2,h3.")
+    ] = "",
     settings: Set = None,
     resume: Resume = "",
     dry_run: Annotated[bool, Option("--dry-run", help="Show the plan and do nothing.")] = False,
@@ -112,19 +121,22 @@ def distributed_train(
         if dry_run:
             raise ConfigError("--dry-run shows a new run, --resume continues one", remedy="Leave one of them out.")
         return resume_run(config, resume, name=profile, hosts_file=hosts, no_sync=no_sync, watch=watch, detach=detach)
+    entered = time.time()
     console, job = Console(), resolve(ConfigFile(config), _named(profile), settings=settings or ())
     hosts = hosts or job.distribution.hosts_config or _usual_hosts_file(console, job, config)
-    machines = load_hosts(hosts)
+    machines = _chosen(load_hosts(hosts), only, hosts)
     console.print(f"looking at {', '.join(host.address for host in machines.all)}")
     with preflight(job, machines, sync=not no_sync, hosts_file=hosts) as report:
         show_preflight(console, report)
         job = report.settled(job)
+        speeds: list[Speed] = []
 
         def measured() -> Measured:
-            step_s = remembered(job, machines)
-            if step_s is None and may_choose(job, len(machines.all)) and not (dry_run or no_sync):
-                step_s = _measure_step(console, job, machines, report)
-            return dataclasses.replace(report.measured, step_s=step_s)
+            nonlocal speeds
+            speeds = remembered(job, machines)
+            if not speeds and may_choose(job, len(machines.all)) and not (dry_run or no_sync):
+                speeds = _measure_steps(console, job, machines, report)
+            return dataclasses.replace(report.measured, step_s=step_of_all(speeds))
 
         with new_run(job.profile.runs_dir, job.name, keep=not dry_run) as run_dir:
             prepared = prepare_run(
@@ -136,7 +148,8 @@ def distributed_train(
                 machine_workers=report.machine_workers,
                 measured=measured,
             )
-            _announce(console, job, prepared, run_dir, dry_run=dry_run)
+            launch, told = _with_forecast(job, prepared, speeds, report.measured, entered)
+            _announce(console, job, prepared, run_dir, told=told, dry_run=dry_run)
             if prepared.rounds:
                 console.print(prepared.rounds, soft_wrap=True)
             if dry_run:
@@ -144,7 +157,7 @@ def distributed_train(
                 return ExitStatus.OK
             if not no_sync:
                 send(console, prepared.items, report.remotes)
-            prepared.launch.save(run_dir)
+            launch.save(run_dir)
     return start(console, run_dir, watch=watch, detach=detach)
 
 
@@ -154,13 +167,47 @@ def _named(profile: str) -> str:
     return profile
 
 
+def _chosen(machines: Hosts, only: str, file: Path) -> Hosts:
+    """Return the master and those workers that --only names. Raises ConfigError."""
+    names = {name.strip() for name in only.split(",") if name.strip()}
+    known = [host.address for host in machines.workers]
+    if unknown := sorted(names - {*known, machines.master.address}):
+        remedy = f"Its workers: {', '.join(known) or 'none'}."
+        raise ConfigError(f"--only {only}: {file} has no {unknown[0]}{nearest(unknown[0], known)}", remedy=remedy)
+    return Hosts(
+        master=machines.master, workers=tuple(host for host in machines.workers if host.address in names or not names)
+    )
+
+
+def _with_forecast(
+    job: Job, prepared: Prepared, speeds: Sequence[Speed], known: Measured, entered: float
+) -> tuple[Launch, str]:
+    """Return the launch with how long it will take, and a line that tells it; '' if its hosts were not measured."""
+    if not can_forecast(job, speeds):
+        return prepared.launch, ""
+    hosts = [rank.host or HERE.master for rank in prepared.launch.ranks]
+    key = key_of(job, hosts)
+    expected = forecast(
+        job,
+        prepared.clips,
+        speeds,
+        bytes_s=known.bytes_s,
+        spare_bytes=known.spare_bytes,
+        before_s=time.time() - entered,
+        ratios=ratios_of(key),
+    )
+    longest = " at most" if job.profile.early_stopping else ""
+    told = f"by steps that were measured, it will take {in_words(expected.seconds)}{longest}, to the model and its WER"
+    return dataclasses.replace(prepared.launch, forecast=expected.kept(key, entered)), told
+
+
 def _only_new(settings: Sequence[str] | None) -> None:
     if settings:
         raise ConfigError("--set is for a new run; --resume keeps its settings", remedy="Leave one of them out.")
 
 
-def _measure_step(console: Console, job: Job, hosts: Hosts, report: Report) -> float | None:
-    """Return the seconds of a step; None if it could not be measured, which stops nobody from training."""
+def _measure_steps(console: Console, job: Job, hosts: Hosts, report: Report) -> list[Speed]:
+    """Measure each host; what could not be measured stops nobody from training."""
     console.print(
         "measuring three training steps on each host, once for hosts and a profile like these", soft_wrap=True
     )
@@ -174,11 +221,11 @@ def _measure_step(console: Console, job: Job, hosts: Hosts, report: Report) -> f
         remember(job, hosts, speeds)
     except (TunerError, OSError) as error:
         console.print(f"the time of a step could not be measured: {error}", style="yellow", soft_wrap=True)
-        return None
+        return []
     for speed in speeds:
         if speed.problem:
             console.print(f"{speed.host}: {speed.problem}", style="yellow", soft_wrap=True)
-    return step_of_all(speeds)
+    return speeds
 
 
 def _check_device(wanted: str) -> None:
@@ -205,7 +252,9 @@ def _usual_hosts_file(console: Console, job: Job, config: Path) -> Path:
     return path
 
 
-def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, dry_run: bool = False) -> None:
+def _announce(
+    console: Console, job: Job, prepared: Prepared, run_dir: Path, *, told: str = "", dry_run: bool = False
+) -> None:
     hosts = ", ".join(rank.label for rank in prepared.launch.ranks)
     base = shown(Path(job.profile.base_model))
     console.print(f"{job.name}: {job.profile.method} fine-tuning of {base} on {hosts}", soft_wrap=True)
@@ -216,6 +265,8 @@ def _announce(console: Console, job: Job, prepared: Prepared, run_dir: Path, *, 
     clips = len(prepared.manifests[0].samples)
     steps = f"{counted(prepared.steps_per_epoch, 'step')} an epoch, {prepared.total_steps} in all"
     console.print(f"{counted(clips, 'clip')}, {steps}")
+    if told:
+        console.print(told, soft_wrap=True)
     console.print(f"run folder: {shown(run_dir)}", soft_wrap=True)
     for kind in ("validation", "test"):
         if job.origin.get(kind) == BESIDE:

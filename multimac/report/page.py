@@ -26,6 +26,7 @@ from distributed.run_dir.summary import (
     read_history,
 )
 from multimac.view.models import file_name
+from multimac.view.run_tables import forecast_told
 from whisper_tuner.eval.predictions import Aligned, align
 from whisper_tuner.files import write_atomically
 from whisper_tuner.text import counted, duration, size
@@ -188,6 +189,7 @@ def _facts(run: RunSummary) -> list[tuple[str, str]]:
         ("strategy", run.strategy if len(run.hosts) > 1 else ""),
         ("begun", moment(run.created) if run.created else ""),
         ("time of training", ", ".join(filter(None, [duration(run.seconds or None), speed]))),
+        ("from the command to this report", forecast_told(run)),
         ("steps", f"{run.steps:,}" if run.steps else ""),
         ("rounds", f"{run.rounds:,}" if run.rounds else ""),
         ("clips trained", f"{run.clips:,}, in all epochs together" if run.clips else ""),

@@ -51,6 +51,15 @@ def _table(*, gap: int = 2) -> Table:
     return Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
 
 
+def simple_table(first: str, *others: str) -> Table:
+    """Make a table of figures, each column but the first to the right."""
+    table = _table()
+    table.add_column(first, overflow="fold")
+    for name in others:
+        table.add_column(name, justify="right", overflow="fold")
+    return table
+
+
 def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
     """Return label and value of everything that is known of a run."""
     per_second = f"{run.clips_per_s:.1f} clips/s" if run.clips_per_s else ""
@@ -72,6 +81,7 @@ def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
         ("rounds", str(run.rounds or "")),
         ("clips trained", f"{run.clips}" if run.clips else ""),
         ("training", ", ".join(filter(None, [duration(run.seconds or None), per_second]))),
+        ("in all", forecast_told(run)),
         ("speed-up", f"{times(speed_up)} the fastest run of one host alone" if speed_up else ""),
         ("sent", size(run.bytes) if run.bytes else ""),
         ("WER", wer_told(run.wer_before, run.wer_after, run.wer_difference, run.clips_tested)),
@@ -83,6 +93,16 @@ def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
         ("versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())),
     ]
     return [(label, value) for label, value in pairs if value]
+
+
+def forecast_told(run: RunSummary) -> str:
+    """Tell the time from the command to the report beside what was predicted; "" where nothing was."""
+    if not run.expected:
+        return ""
+    predicted, took = sum(run.expected), sum(run.took)
+    if not took:
+        return f"predicted {duration(predicted)}"
+    return f"{duration(took)}; predicted {duration(predicted)} ({predicted / took - 1:+.0%})"
 
 
 def counted(found: dict[str, int]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from distributed.checkup.speed import Speed
+from distributed.plan.forecast import Speed
 from distributed.plan.job import Job, resolve
 from distributed.ssh.host import Hosts
 from whisper_tuner.config import ConfigFile, Section, read_text, with_sections

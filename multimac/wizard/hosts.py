@@ -20,10 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from distributed.checkup.preflight import Report, preflight, unique
-from distributed.checkup.speed import Speed, measure, remember, step_of_all
+from distributed.checkup.speed import measure, remember, step_of_all
 from distributed.hosts.discovery import State, why_none
 from distributed.hosts.interfaces import route_to
 from distributed.plan.automatic import FEWEST_ROUNDS, PLAIN, Conditions, Measured, chosen
+from distributed.plan.forecast import Speed
 from distributed.plan.hosts_file import HOSTS_FILE, check_is_this_machine, load_hosts
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, Hosts

@@ -11,6 +11,7 @@ import torch
 from own_model import FITTED, SCRIPT
 from safetensors.torch import load_file
 
+from distributed.plan.forecast import FACTS
 from whisper_tuner.export.final import load_model
 
 pytestmark = pytest.mark.lab
@@ -94,7 +95,7 @@ max_steps = 12
 
 @pytest.mark.slow
 def test_what_a_profile_leaves_open_is_chosen_measured_once_and_said(runner):
-    (PROJECT / ".multimac" / "step-times.json").unlink(missing_ok=True)
+    FACTS.file.unlink(missing_ok=True)
     first = runner.run("open", "h2", text=OPEN)
     assert "measuring three training steps on each host" in first.stdout
     [said] = [line for line in first.stdout.splitlines() if line.startswith("rounds of ")]

@@ -56,6 +56,7 @@ OTHERS = {
     "train-rank": "is finetune, started by another program",
     "watch": "reads; a button writes into the run's folder",
     "hosts sync": "writes on hosts: tests/distributed/hosts",
+    "plan": "measures, as finetune prepares a run",
 }
 PLACES = {
     "full": "No space left on device",

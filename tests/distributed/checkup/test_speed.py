@@ -12,10 +12,12 @@ from small_run import folder, job, run_dir
 
 from distributed.checkup import speed
 from distributed.hosts import host_process
+from distributed.plan import forecast
 from distributed.plan.prepare import prepare_run
 from distributed.plan.run_spec import RunSpec
 from distributed.ssh.host import Host, Hosts
 from distributed.ssh.machine import LocalMachine
+from whisper_tuner.fact_store import FactStore
 
 __all__ = ["folder", "job", "run_dir"]
 
@@ -27,15 +29,17 @@ def spec(job, run_dir: Path) -> RunSpec:
     return dataclasses.replace(spec, cache_dir=str(run_dir / "cache"))
 
 
-def measured(spec: RunSpec) -> speed.Speed:
+def measured(spec: RunSpec) -> forecast.Speed:
     with ExitStack() as running:
-        return speed._one(LocalMachine("here"), spec, running)
+        return speed._one(LocalMachine("here"), spec, [2, 3], running)
 
 
 def test_a_machine_trains_a_few_steps_and_saves_nothing(spec, run_dir):
     found = measured(spec)
     assert (found.host, found.problem) == ("here", "") and found.trainable > 1_000_000
     assert found.clips_s == pytest.approx(2 / found.step_s) and found.step_s > 0
+    assert [clips for clips, _ in found.sizes] == [2, 3] and min(seconds for _, seconds in found.sizes) > 0
+    assert found.start_s > 0 and found.clip_s == 0
     assert not {"checkpoints", "final"} & {path.name for path in run_dir.iterdir()}
 
 
@@ -77,28 +81,23 @@ def run_instead(monkeypatch, tmp_path: Path, script: str) -> None:
     monkeypatch.setattr(host_process, "environment", lambda project: {"PYTHONPATH": f"{tmp_path}:{project}"})
 
 
-def test_the_time_of_a_step_is_remembered_for_a_run_like_this_one(job, monkeypatch, tmp_path):
-    monkeypatch.setattr(speed, "REMEMBERED", tmp_path / "deep" / "step-times.json")
+def test_speeds_are_remembered_for_a_run_like_this_one(job, monkeypatch, tmp_path):
+    monkeypatch.setattr(forecast, "FACTS", FactStore(tmp_path))
     hosts, others = (Hosts(master=Host(address="a"), workers=(Host(address=name),)) for name in "bc")
-    assert speed.remembered(job, hosts) is None
-    fast, slow = (
-        speed.Speed(host=name, clips_s=2 / step_s, step_s=step_s) for name, step_s in (("a", 1.0), ("b", 4.0))
-    )
-    speed.remember(job, hosts, [fast, slow])
-    assert speed.remembered(job, hosts) == 1.6  # 4 clips at 2.5 a second
-    assert speed.remembered(job.with_profile(epochs=99, learning_rate=0.5), hosts) == 1.6
-    assert speed.remembered(job.with_profile(batch_size=99), hosts) is None
-    assert speed.remembered(job, others) is None
-    speed.remember(job, others, [fast, speed.Speed(host="c", problem="gone")])
+    assert speed.remembered(job, hosts) == []
+    speeds = [
+        forecast.Speed(host=name, clips_s=1 / step_s, step_s=step_s, sizes=[[1, step_s], [2, 2 * step_s]])
+        for name, step_s in (("a", 1.0), ("b", 4.0))
+    ]
+    speed.remember(job, hosts, speeds)
+    assert speed.remembered(job, hosts) == speeds
+    assert speed.remembered(job.with_profile(epochs=99, learning_rate=0.5), hosts) == speeds
+    assert speed.remembered(job.with_profile(batch_size=99), hosts) == []
+    assert speed.remembered(job, others) == []
+    # The first host is this machine by any name, and alone its step has the whole batch.
+    assert [one.sizes for one in speed.remembered(job, forecast.HERE)] == [speeds[0].sizes]
+    speed.remember(job, forecast.HERE, [dataclasses.replace(speeds[0], sizes=[[1, 1.0]])])
+    assert speed.remembered(job, forecast.HERE) == [] and len(speed.remembered(job, hosts)) == 2
+    speed.remember(job, others, [speeds[0], forecast.Speed(host="c", problem="gone")])
     speed.remember(job, others, [])
-    assert speed.remembered(job, others) is None
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": "b"}', '{"KEY": -1.0}', '{"KEY": 1e9}', '{"KEY": NaN}'])
-def test_a_damaged_memory_is_none(job, monkeypatch, tmp_path, text):
-    monkeypatch.setattr(speed, "REMEMBERED", tmp_path / "step-times.json")
-    hosts = Hosts(master=Host(address="a"), workers=(Host(address="b"),))
-    speed.REMEMBERED.write_text(text.replace("KEY", speed._key(job, hosts)))
-    assert speed.remembered(job, hosts) is None
-    speed.remember(job, hosts, [speed.Speed(host="a", clips_s=1.0, step_s=0.5)])
-    assert speed.remembered(job, hosts) == 0.5
+    assert speed.remembered(job, others) == []

@@ -12,11 +12,8 @@ from small_whisper import write_whisper
 from test_wizard_layouts import clips, pairs
 
 import cli_typer
-from distributed.checkup.speed import Speed
 from multimac.wizard import flow
-from multimac.wizard.duration import expected_s, in_words
 from whisper_tuner.config import ConfigFile
-from whisper_tuner.data.dataset import Sample
 
 __all__ = ["clips"]
 
@@ -68,18 +65,6 @@ def test_a_wrong_word_is_named_and_nothing_is_written(tmp_path, monkeypatch, cap
     assert cli_typer.main(["train", *arguments, *model]) == 3
     assert words in " ".join("".join(capsys.readouterr()).split())
     assert set(tmp_path.iterdir()) == before
-
-
-def test_what_a_run_takes_is_the_sum_of_its_parts():
-    def some(count: int) -> tuple[Sample, ...]:
-        return tuple(Sample(id=str(n), audio=Path("a.wav"), text="a", duration_s=1.0, line=n) for n in range(count))
-
-    samples = {"train": some(80), "validation": some(8), "test": some(10)}
-    alone = [Speed(host="here", clips_s=4.0, step_s=2.0, mean_step_s=2.5, start_s=10.0, clip_s=1.5)]
-    # twice the start; 3 epochs of 10 steps of 2.5 s, and validation of a tenth of it at a third; 10 clips twice.
-    assert expected_s(samples, 3, 10, 2.5, alone) == pytest.approx(20 + 3 * (25 + 2.5 / 3) + 30)
-    told = ["about 10 seconds", "about 90 seconds", "about 10 minutes", "about 1 h 2 min"]
-    assert [in_words(seconds) for seconds in (1, 89, 600, 3700)] == told
 
 
 def test_a_hosts_file_may_be_named_from_here(tmp_path, monkeypatch):

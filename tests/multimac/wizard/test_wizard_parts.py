@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from distributed.checkup import this_machine
-from distributed.checkup.speed import Speed, step_of_all
+from distributed.checkup.speed import step_of_all
 from distributed.hosts.discovery import Candidate, Seen, State
 from distributed.plan.automatic import Conditions, Measured
+from distributed.plan.forecast import Speed
 from distributed.ssh.host import Host, Hosts
 from multimac.view.terminal import Console
 from multimac.wizard import flow, hosts, model
