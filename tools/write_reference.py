@@ -104,21 +104,24 @@ locale or an English name. The profile still needs a `language`, which the train
 
 `speed_perturbation`, `mask_time_prob`, `mask_feature_prob`, `timestamps_share` and `previous_text_share` change clips
 anew in each epoch. All is drawn from the seed, the epoch and the clip's id, so that a clip is the same on whichever
-machine trains it, and after a resume. Validation and test clips are never changed.
+machine trains it, and after a resume; only timestamps go by the step. Validation and test clips are never changed.
 
 * `speed_perturbation = 0.1` plays a clip at 0.9, 1 or 1.1 of its speed, and so changes its pitch, too. No clip becomes
   longer than the longest. The cache of features takes three times the space.
 * What each brings alone on 400 short French clips (tiny.en, 5 epochs, one seed, WER of 105 other clips): none 26.2,
-  dropout 0.1 24.8, speed 0.1 25.2, masks 25.9, smoothing 26.1, previous text 26.2, all together 26.5, timestamps 29.0.
+  dropout 0.1 24.8, speed 0.1 25.2, masks 25.9, smoothing 26.1, previous text 26.2, all together 26.5, timestamps (then without joining) 29.0.
   Two runs without any came to 25.4 and 26.2, so only timestamps stand out; a clip this short has few other tokens.
   `python benchmarks/host_counts.py MODEL DATA --ranks 1 --also "dropout dropout=0.1"` measures it on your own data.
 * `dropout` acts on what feed-forward layers compute (transformers' `activation_dropout`). Dropout of whole states, as
   transformers' `dropout`, spoils a Whisper, which was trained without: with 0.1 tiny.en came to WER 186, not 26.
 * The masks are those of SpecAugment (1904.08779), with the clip's mean in them; the keys mean what transformers' mean.
   A model whose own `config.json` has `apply_spec_augment` masks as that says, besides.
-* With `timestamps_share` the text stands between `<|0.00|>` and the clip's end, or each of its parts between its own
-  times, if the manifest has them ([`timed_text`](data.md#columns)). A model that is trained without timestamps forgets
-  to write them, which long recordings and subtitles need. The model must have these tokens.
+* With `timestamps_share` this share of the steps is trained with timestamps: the text stands between the times at which
+  the clip begins and ends, or each of its parts between its own times, if the manifest has them
+  ([`timed_text`](data.md#columns)). The clips of such a step are joined to windows of up to 30 s, most of which cut one
+  more clip, as windows of a long recording do. A model that is trained without forgets to write times, which long
+  recordings and subtitles need. The model must have these tokens. Where the outputs of an encoder that is not trained
+  are kept (`encoder_cache_gb`), or memory is short, clips are not joined.
 * With `previous_text_share` the text of the row before is the prompt, if it is in the same language: its last 223
   tokens, as in Whisper. Prompts are not learnt. Useful where the rows of a manifest follow each other in a recording.
 * With `no_speech = train` a row with an empty text teaches the model to write nothing. Published models forbid that in

@@ -75,7 +75,8 @@ class Profile:
     )
     timestamps_share: float = setting(
         0.0,
-        "share of the clips that are trained with timestamps; 0: the model forgets them",
+        "share of the steps that are trained with timestamps, their clips joined as in a long recording; 0: the model "
+        "forgets them",
         low=0.0,
         high=1.0,
         example="0.5",

@@ -40,7 +40,10 @@ WORKERS = {f"{__package__}.main", f"{__package__}.speed"}
 CARD_RESERVE = 4_000_000_000  # bytes, the most that is left of a card's memory: for contexts, and the allocator's gaps
 OTHERS = 0.9  # of a device: where less than this is left of it, other programs have the rest
 CHECKPOINTED = "it computes activations again in the backward pass (gradient_checkpointing), which takes a third longer"
-NO_FULL_CLIP = "no clip is padded to 30 s (audio_context = mixed): one takes more than this worker's share of memory"
+NO_FULL_CLIP = (
+    "no clip is padded or joined to 30 s (audio_context = mixed, timestamps_share): "
+    "one takes more than this worker's share of memory"
+)
 _OR = "a smaller max_duration_s, fewer workers on that machine, or a smaller model; close other programs there."
 REMEDY = f"Train with method = lora, {_OR}"
 RAN_OUT_REMEDY = f"Train with method = lora, gradient_checkpointing = true, {_OR}"  # which may still be off

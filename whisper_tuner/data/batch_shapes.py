@@ -33,7 +33,8 @@ class BatchLayout:
     few_lengths: clips are padded to one of few lengths, where each shape of a batch has its price.
     label_grid: labels are padded to a multiple of so many tokens. fixed_cost: of each part, in mel frames.
     most_positions: in each layer, of what is computed at once.
-    pads_in_full: clips are padded to the full length in their turn, as the profile says; not where memory is too small.
+    pads_in_full: clips are padded to the full length in their turn, or joined, as the profile says; not where memory is
+    too small.
     """
 
     is_padded: bool = True

@@ -291,7 +291,7 @@ def test_a_batch_of_one_clip_is_not_cut(work):
 def test_where_a_clip_of_30_s_does_not_fit_none_is_padded_to_that(work):
     cropped, own, roomy = work(*[2.0] * 6), *(work(*[2.0] * 6, audio_context="mixed") for _ in range(2))
     warning, *_, event = own.fit(shares(cropped, 2))
-    assert warning["what"].startswith("no clip is padded to 30 s (audio_context = mixed)")
+    assert warning["what"].startswith("no clip is padded or joined to 30 s (audio_context = mixed")
     assert event["clip_s"] < 3 and own.batches.full_clip() is None
     [event] = roomy.fit(PLENTY)
     assert event["clip_s"] == 30.0 and roomy.batches.full_clip()
