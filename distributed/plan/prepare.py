@@ -39,7 +39,7 @@ UNBROKEN_S = 3600.0  # assumed until all hosts are gone at once: what one of the
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A run before it starts. `items` are the files of each host but the master, by address; `clips` by kind.
+    """A run before it starts. `items` are the files of each host but the master, by address.
 
     rounds: what its rounds are like, as `automatic.chosen` says it.
     """
@@ -49,9 +49,13 @@ class Prepared:
     shards: list[list[Sample]]
     steps_per_epoch: int
     total_steps: int
-    manifests: tuple[Manifest, ...]
-    clips: dict[str, int]
+    manifests: Mapping[str, Manifest]
     rounds: str = ""
+
+    @property
+    def clips(self) -> dict[str, int]:
+        """Return how many clips there are of each kind."""
+        return {kind: len(manifest.samples) for kind, manifest in self.manifests.items()}
 
 
 def prepare_run(
@@ -111,8 +115,7 @@ def prepare_run(
         shards=shards["train"],
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
-        manifests=tuple(checked.values()),
-        clips={kind: len(manifest.samples) for kind, manifest in checked.items()},
+        manifests=checked,
         rounds=rounds,
     )
 

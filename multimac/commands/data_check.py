@@ -71,10 +71,7 @@ class Asked:
 def data_check(
     what: Annotated[
         list[str],
-        Argument(
-            metavar="PROFILE|MANIFEST...",
-            help="A [profile:NAME] with all its manifests, `last` for that of the newest run, or manifests.",
-        ),
+        Argument(metavar="PROFILE|MANIFEST...", help="A [profile:NAME], `last` (the newest run's), or manifests."),
     ],
     model: Annotated[str, Option("--model", help=f"Compare texts with what this model writes. {MODEL}")] = "",
     hosts: Annotated[

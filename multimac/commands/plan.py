@@ -50,8 +50,8 @@ ALIKE = 1.05  # times the shortest: then fewer hosts are as good
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What was found out before the first run. copying_s: by host. before_s, checking_s: of this command, before it
-    measured; and of the preflight in it. memory: of each host, in words.
+    """Measurements before the first run. copying_s: by host. before_s, checking_s: of this command, before it measured;
+    and of the preflight in it. memory: of each host, in words.
     """
 
     speeds: Sequence[Speed]
@@ -141,7 +141,7 @@ def _known(
 def _memory(job: Job, prepared: Prepared, report: Report | None) -> list[str]:
     """Tell what training takes of the memory of each host; '' where that is not known."""
     if report is None:
-        longest = max(clip.duration_s for clip in prepared.manifests[0].samples)
+        longest = max(clip.duration_s for clip in prepared.manifests["train"].samples)
         needed = profile_memory(job.profile, longest_s=longest, device=device_here())
         return [f"{size(needed)} of {size(one_machine().room_bytes or 0.0)}" if needed else ""]
     known = [(facts.way, facts.spare_memory) for facts in report.hosts]
@@ -152,7 +152,7 @@ def _memory(job: Job, prepared: Prepared, report: Report | None) -> list[str]:
 
 def _measured(console: Console, job: Job, hosts: Hosts, report: Report | None, prepared: Prepared) -> list[Speed]:
     """Measure all hosts side by side, and remember it."""
-    samples = {kind: found.samples for kind, found in zip(prepared.clips, prepared.manifests, strict=True)}
+    samples = {kind: found.samples for kind, found in prepared.manifests.items()}
     console.print("measuring a few training steps on each machine, and transcripts here", soft_wrap=True)
     with tempfile.TemporaryDirectory() as scratch, transfers(console, STEPS_EVERYWHERE) as shown:
         speeds = measure(

@@ -262,7 +262,7 @@ def _announce(
     if kept.rounds_frozen:
         why = "" if "frozen_precision" in job.origin else ", since memory is short"
         console.print(f"weights that are not trained are held in {kept.frozen_precision}{why}")
-    clips = len(prepared.manifests[0].samples)
+    clips = len(prepared.manifests["train"].samples)
     steps = f"{counted(prepared.steps_per_epoch, 'step')} an epoch, {prepared.total_steps} in all"
     console.print(f"{counted(clips, 'clip')}, {steps}")
     if told:
@@ -273,19 +273,19 @@ def _announce(
             console.print(f"{kind}: {shown(getattr(job.profile, kind))}, found beside train", soft_wrap=True)
     for line in _not_used(job):
         console.print(line, style="yellow", soft_wrap=True)
-    for manifest in prepared.manifests:
+    for manifest in prepared.manifests.values():
         for note in manifest.notes:
             console.print(note, style="yellow", soft_wrap=True)
         if manifest.problems:
             console.print(f"{manifest.path.name}: {described(manifest.problems)}", soft_wrap=True)
     if not job.profile.test:
-        one_of_each = {clip.audio.parent: clip.audio for clip in prepared.manifests[0].samples}
+        one_of_each = {clip.audio.parent: clip.audio for clip in prepared.manifests["train"].samples}
         outside = outside_of(job.profile.train, one_of_each.values())
         source = f"{shlex.quote(str(shown(job.profile.train)))}{allowed(outside)}"
-        can_be_split = len({clip.text for clip in prepared.manifests[0].samples}) >= PARTS
+        can_be_split = len({clip.text for clip in prepared.manifests["train"].samples}) >= PARTS
         how = f"; to split one off: multimac data import {source} --out NAME --split" if can_be_split else ""
         console.print(f"{NO_TEST}{how}", soft_wrap=True)
-    if any(manifest.problems for manifest in prepared.manifests) and not dry_run:
+    if any(manifest.problems for manifest in prepared.manifests.values()) and not dry_run:
         console.print(f"all of them: {run_dir / PROBLEMS_FILE}", soft_wrap=True)
 
 

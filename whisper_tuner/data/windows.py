@@ -27,7 +27,7 @@ from whisper_tuner.timed_text import Said
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Clip:
-    """What the model hears at once: log_mel float32 [80|128, frames], its label, and the ids of its samples.
+    """Samples that the model hears at once: log_mel float32 [80|128, frames], its label, and their ids.
 
     timed: its text in parts, if it is trained with timestamps. previous: the text before it, if it is trained with it.
     """
