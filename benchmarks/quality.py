@@ -1,0 +1,288 @@
+"""What a trained model is worth outside its test clips: on other speech, in long recordings, in silence.
+
+    python benchmarks/quality.py MODEL DATA [--language fr] [--keeps DATA] [--method lora] [--seeds 3]
+                                 [--also "NAME KEY=VALUE ..."] [--quick] [--more N] [--out DIR]
+
+MODEL is a folder in transformers layout, DATA one with train.csv, validation.csv and test.csv; --keeps is another such
+folder, of which nothing is trained. Rows: the untouched model, the defaults, and each --also. Columns: WER of plain
+transformers on the unseen clips of DATA and of --keeps; on recordings of a minute or two that are made of the unseen
+clips of DATA, by `multimac transcribe`: WER, how far a segment's time is from where its first word's clip says, and
+how many words are written of 30 s without speech. What is done is kept in DIR, so an interrupted benchmark goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import random
+import shutil
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym", "tests")]
+
+from benchmarks.base import Done, a_way, finetuned, parser_of, profile_of, publish, table  # noqa: E402
+from benchmarks.plain_wer import against, transcribed, unseen, wer  # noqa: E402
+
+SETTINGS = {
+    "full": {"epochs": 3, "batch_size": 8, "learning_rate": 1e-4},
+    "lora": {"epochs": 3, "batch_size": 8, "learning_rate": 1e-3},
+}
+UNTOUCHED, DEFAULTS = "untouched", "defaults"
+RATE, RECORDING_S, LONGEST_S = 16_000, 90.0, 30.0
+PAUSES_S = (0.3, 1.0)
+NOISE = 1e-4  # of the pauses: a quiet room. Digital silence is nowhere in a recording
+QUICK_STEPS, QUICK_CLIPS = 4, 4
+HEAD = (
+    "model",
+    "WER",
+    "against defaults",
+    "of recordings",
+    "against defaults",
+    "elsewhere",
+    "s off, median and 9 of 10",
+)
+
+
+@dataclass(frozen=True)
+class Said:
+    """Words of a clip in a recording, from `start` to `end` in seconds."""
+
+    start: float
+    end: float
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A model: trained so, or untouched."""
+
+    method: str
+    way: str
+    seed: int
+    settings: str
+    max_steps: int
+
+    def __str__(self) -> str:
+        return f"{self.method}, {self.way}, seed {self.seed}"
+
+
+def plain(text: str) -> list[str]:
+    """Return the words of a text, without case and signs."""
+    return "".join(c if c.isalnum() or c == "'" else " " for c in text.lower()).split()
+
+
+def recordings(data: Path, folder: Path) -> Iterator[tuple[Path, list[Said]]]:
+    """Join the unseen clips of a data folder, in an order by chance, into recordings with pauses between them."""
+    rows = [(manifest.parent / row["audio_path"], row) for manifest in unseen(data) for row in rows_of(manifest)]
+    chance = random.Random(0)
+    chance.shuffle(rows)
+    folder.mkdir(parents=True, exist_ok=True)
+    noise = np.random.default_rng(0)
+    pieces: list[np.ndarray] = []
+    said: list[Said] = []
+    number = 0
+
+    def whole() -> tuple[Path, list[Said]]:
+        path = folder / f"{number}.wav"
+        soundfile.write(path, np.concatenate(pieces), RATE)
+        return path, said
+
+    for audio, row in rows:
+        waveform, _ = soundfile.read(audio, dtype="float32")
+        if len(waveform) > LONGEST_S * RATE:
+            continue
+        at = sum(map(len, pieces)) / RATE
+        loud = np.flatnonzero(np.abs(waveform) > 0.02 * np.abs(waveform).max())
+        said.append(Said(at + loud[0] / RATE, at + loud[-1] / RATE, tuple(plain(row["transcription"]))))
+        pause = NOISE * noise.standard_normal(round(chance.uniform(*PAUSES_S) * RATE))
+        pieces += [waveform, pause.astype(np.float32)]
+        if sum(map(len, pieces)) > RECORDING_S * RATE:
+            yield whole()
+            pieces, said, number = [], [], number + 1
+    if pieces:
+        yield whole()
+
+
+def rows_of(manifest: Path) -> list[dict]:
+    return list(csv.DictReader(manifest.read_text(encoding="utf-8").splitlines()))
+
+
+def without_speech(folder: Path) -> list[Path]:
+    """Write recordings of 30 s in which nobody speaks: noises of several colours and levels, hum, tones."""
+    chance = np.random.default_rng(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    seconds = np.arange(int(LONGEST_S * RATE)) / RATE
+    made = []
+    for level in (0.0, 0.001, 0.01, 0.1):
+        for colour in (0.0, 1.0, 2.0):
+            spectrum = np.fft.rfft(chance.standard_normal(len(seconds)))
+            spectrum[1:] /= np.arange(1, len(spectrum)) ** (colour / 2)
+            noise = np.fft.irfft(spectrum, len(seconds))
+            made.append(level * noise / np.abs(noise).max())
+    for pitch in (50.0, 110.0, 440.0, 1000.0):
+        notes = 2.0 ** (np.round(seconds * 2) % 12 / 12) if pitch > 100 else 1.0
+        made.append(0.1 * np.sin(2 * np.pi * np.cumsum(pitch * notes * np.ones_like(seconds)) / RATE))
+    for number, waveform in enumerate(made):
+        soundfile.write(folder / f"{number}.wav", waveform.astype(np.float32), RATE)
+    return [folder / f"{number}.wav" for number in range(len(made))]
+
+
+def aligned(said: Sequence[Said], heard: Sequence[tuple[float, str]]) -> tuple[list[list[int]], list[float]]:
+    """Compare a recording's words: [errors, words] of each clip, and the error of each segment's time in seconds.
+
+    heard: (start, text) of segments. What is inserted between two clips counts for the second. A segment's
+    time is that of its first word: a clip's words are taken to be spread evenly over it.
+    """
+    import jiwer
+
+    reference = [(clip, place) for clip, each in enumerate(said) for place in range(len(each.words))]
+    starts: dict[int, float] = {}
+    words: list[str] = []
+    for start, text in heard:
+        starts[len(words)] = start
+        words += plain(text)
+    counts = [[0, len(each.words)] for each in said]
+    off: list[float] = []
+    made = jiwer.process_words(" ".join(w for each in said for w in each.words), " ".join(words) or "-")
+    for chunk in made.alignments[0]:
+        size = max(chunk.ref_end_idx - chunk.ref_start_idx, chunk.hyp_end_idx - chunk.hyp_start_idx)
+        for step in range(size):
+            place = min(chunk.ref_start_idx + step, len(reference) - 1)
+            clip, number = reference[place]
+            if chunk.type != "equal":
+                counts[clip][0] += 1
+            elif (time := starts.get(chunk.hyp_start_idx + step)) is not None:
+                each = said[clip]
+                off.append(abs(time - each.start - (each.end - each.start) * number / len(each.words)))
+    return counts, off
+
+
+class Bench:
+    def __init__(self, args: argparse.Namespace):
+        self.model, self.data, self.args = args.model.resolve(), args.data.resolve(), args
+        self.ways = {DEFAULTS: {}, **dict(args.also)}
+        steps = QUICK_STEPS if args.quick else 0
+        self.untouched = Task(method=args.method, way=UNTOUCHED, seed=0, settings="", max_steps=0)
+        self.tasks = [self.untouched] + [
+            Task(
+                method=args.method,
+                way=way,
+                seed=seed,
+                settings=json.dumps(SETTINGS[args.method] | more),
+                max_steps=steps,
+            )
+            for seed in range(args.seeds)
+            for way, more in self.ways.items()
+        ]
+        self.done = Done(args.out / f"{self.model.name}-{self.data.name}-{args.method}{'-quick' * args.quick}")
+        self.folder = self.done.path.parent.resolve()
+
+    def work(self, task: Task) -> dict:
+        if task.way == UNTOUCHED:
+            return self._measured(self.model, None)
+        folder = self.folder / f"{task.method}-{task.way}-{task.seed}"
+        profile = profile_of(
+            self.model,
+            self.data,
+            language=self.args.language,
+            method=task.method,
+            seed=task.seed,
+            max_steps=task.max_steps,
+            checkpoint_interval=10_000,
+            **json.loads(task.settings),
+        )
+        run = finetuned(folder, {"profile:base": profile}, "base")
+        found = self._measured(run / "final", self.model if task.method == "lora" else None)
+        shutil.rmtree(folder)
+        return found
+
+    def _measured(self, model: Path, base: Path | None) -> dict:
+        most = QUICK_CLIPS if self.args.quick else None
+        clips = transcribed(model, unseen(self.data), base=base, most=most)
+        elsewhere = transcribed(model, unseen(self.args.keeps), base=base, most=most) if self.args.keeps else []
+        counts, off, invented = self._heard(model)
+        told = f"WER {wer(clips):.1f}, of recordings {wer(counts):.1f}, {invented} words of no speech"
+        if elsewhere:
+            told += f", elsewhere {wer(elsewhere):.1f}"
+        told += f", {statistics.median(off or [0.0]):.2f} s off"
+        return {
+            **{"clips": clips, "elsewhere": elsewhere, "recordings": counts, "off": off},
+            **{"invented": invented, "told": told},
+        }
+
+    def _heard(self, model: Path) -> tuple[list[list[int]], list[float], int]:
+        from whisper_tuner.eval.transcription import transcribe_recording
+        from whisper_tuner.export.final import load_model
+
+        whisper, processor = load_model(model)
+        counts: list[list[int]] = []
+        off: list[float] = []
+        most = 1 if self.args.quick else None
+        for path, said in list(recordings(self.data, self.folder / "recordings"))[:most]:
+            found = transcribe_recording(whisper, processor, path, language=self.args.language or None)
+            own, late = aligned(said, [(each.start, each.text) for each in found.segments])
+            counts, off = counts + own, off + late
+        silent = without_speech(self.folder / "silence")[:most]
+        heard = [transcribe_recording(whisper, processor, path, language=self.args.language or None) for path in silent]
+        return counts, off, sum(len(plain(each.text)) for each in heard)
+
+    def report(self) -> list[str]:
+        rows, misses = [], []
+        of_defaults = self._results(DEFAULTS)
+        for way in (UNTOUCHED, *self.ways):
+            if not (runs := self._results(way)):
+                continue
+            cells = [way]
+            for part in ("clips", "recordings"):
+                difference = ""
+                pairs = min(len(runs), len(of_defaults))
+                if way not in (UNTOUCHED, DEFAULTS) and pairs:
+                    those = [run[part] for run in of_defaults[:pairs]]
+                    difference, is_worse = against([run[part] for run in runs[:pairs]], those)
+                    misses += [f"{way}: {difference} points of WER of {part} above the defaults"] * is_worse
+                cells += [", ".join(f"{wer(run[part]):.1f}" for run in runs), difference]
+            off = sorted(each for run in runs for each in run["off"]) or [0.0]
+            cells += [", ".join(f"{wer(run['elsewhere']):.1f}" for run in runs if run["elsewhere"])]
+            cells += [f"{statistics.median(off):.2f}, {off[int(0.9 * len(off))]:.2f}"]
+            rows.append([*cells, ", ".join(str(run["invented"]) for run in runs)])
+        ways = "".join(f" {name}: {settings}." for name, settings in self.args.also)
+        return [
+            f"{self.model.name} on {self.data.name}, {self.args.method}, {SETTINGS[self.args.method]}.{ways} WER of "
+            f"each seed, of words without case and signs. Recordings: {RECORDING_S:.0f} s, of the unseen clips.",
+            "",
+            *table((*HEAD, "words of no speech"), rows),
+            *self.done.listed(self.tasks, misses),
+        ]
+
+    def _results(self, way: str) -> list[dict]:
+        return [result for task, result in self.done.found(self.tasks) if task.way == way]
+
+
+def main() -> int:
+    parser = parser_of(__doc__, "quality", f"{QUICK_STEPS} steps")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--language", default="")
+    parser.add_argument("--keeps", type=Path)
+    parser.add_argument("--method", choices=("full", "lora"), default="lora")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--also", type=a_way, action="append", default=[], metavar="'NAME KEY=VALUE ...'")
+    args = parser.parse_args()
+    bench = Bench(args)
+    bench.done.run(bench.tasks, bench.work, args.more)
+    name = f"quality: {bench.model.name} on {bench.data.name}, {args.method}"
+    write = not (args.quick or bench.done.left(bench.tasks))
+    publish(name, bench.report(), bench.done.commits(bench.tasks), write=write)
+    return int(bool(bench.done.failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
