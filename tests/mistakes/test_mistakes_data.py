@@ -76,7 +76,7 @@ def names_too_long(key: str):
 MISTAKES = {
     "the manifest is missing": (without_manifest, TRAIN, 4, "no such manifest: {desk}/clips.csv", "config.ini"),
     "the validation set is missing": (bad_validation, TRAIN, 4, "no such manifest: {desk}/valid.csv", "config.ini"),
-    "a folder for a manifest": (folder_for_manifest, TRAIN, 4, "{desk}/clips.csv is a folder", "the file"),
+    "a folder for a manifest": (folder_for_manifest, TRAIN, 4, "{desk}/clips.csv is a folder", "another folder"),
     "a header alone": (manifest(HEADER), TRAIN, 4, "clips.csv: no usable row", "It has no rows"),
     "no audio column": (manifest("id,file,text\n"), TRAIN, 4, "no audio column; found: id, file, text", "audio_path"),
     "one line that is not UTF-8": (
