@@ -47,7 +47,6 @@ def main() -> None:
         features = processor(audio, sampling_rate=rate, return_tensors="pt").input_features.to(args.device)
         heard += processor.batch_decode(model.generate(features, max_new_tokens=longest), skip_special_tokens=True)
         references.append(row["transcription"])
-    plain = jiwer.Compose([jiwer.ToLowerCase(), jiwer.RemovePunctuation(), jiwer.RemoveMultipleSpaces(), jiwer.Strip()])
     references, heard = [plain(text) for text in references], [plain(text.strip()) for text in heard]
     if not args.clips:
         print(f"WER {100 * jiwer.wer(references, heard):.1f}")
@@ -55,6 +54,14 @@ def main() -> None:
     made = [jiwer.process_words(said, text) for said, text in zip(references, heard, strict=True)]
     errors = [m.substitutions + m.deletions + m.insertions for m in made]
     print(json.dumps([[wrong, len(said.split())] for wrong, said in zip(errors, references, strict=True)]))
+
+
+def plain(text: str) -> str:
+    """Return a text in small letters, without signs."""
+    import jiwer
+
+    steps = [jiwer.ToLowerCase(), jiwer.RemovePunctuation(), jiwer.RemoveMultipleSpaces(), jiwer.Strip()]
+    return jiwer.Compose(steps)(text)
 
 
 def transcribed(

@@ -29,7 +29,7 @@ import soundfile
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym", "tests")]
 
 from benchmarks.base import Done, a_way, finetuned, parser_of, profile_of, publish, table  # noqa: E402
-from benchmarks.plain_wer import against, transcribed, unseen, wer  # noqa: E402
+from benchmarks.plain_wer import against, plain, transcribed, unseen, wer  # noqa: E402
 
 SETTINGS = {
     "full": {"epochs": 3, "batch_size": 8, "learning_rate": 1e-4},
@@ -74,11 +74,6 @@ class Task:
         return f"{self.method}, {self.way}, seed {self.seed}"
 
 
-def plain(text: str) -> list[str]:
-    """Return the words of a text, without case and signs."""
-    return "".join(c if c.isalnum() or c == "'" else " " for c in text.lower()).split()
-
-
 def recordings(data: Path, folder: Path) -> Iterator[tuple[Path, list[Said]]]:
     """Join the unseen clips of a data folder, in an order by chance, into recordings with pauses between them."""
     rows = [(manifest.parent / row["audio_path"], row) for manifest in unseen(data) for row in rows_of(manifest)]
@@ -101,7 +96,7 @@ def recordings(data: Path, folder: Path) -> Iterator[tuple[Path, list[Said]]]:
             continue
         at = sum(map(len, pieces)) / RATE
         loud = np.flatnonzero(np.abs(waveform) > 0.02 * np.abs(waveform).max())
-        said.append(Said(at + loud[0] / RATE, at + loud[-1] / RATE, tuple(plain(row["transcription"]))))
+        said.append(Said(at + loud[0] / RATE, at + loud[-1] / RATE, tuple(plain(row["transcription"]).split())))
         pause = NOISE * noise.standard_normal(round(chance.uniform(*PAUSES_S) * RATE))
         pieces += [waveform, pause.astype(np.float32)]
         if sum(map(len, pieces)) > RECORDING_S * RATE:
@@ -148,7 +143,7 @@ def aligned(said: Sequence[Said], heard: Sequence[tuple[float, str]]) -> tuple[l
     words: list[str] = []
     for start, text in heard:
         starts[len(words)] = start
-        words += plain(text)
+        words += plain(text).split()
     counts = [[0, len(each.words)] for each in said]
     off: list[float] = []
     made = jiwer.process_words(" ".join(w for each in said for w in each.words), " ".join(words) or "-")
@@ -232,7 +227,7 @@ class Bench:
             counts, off = counts + own, off + late
         silent = without_speech(self.folder / "silence")[:most]
         heard = [transcribe_recording(whisper, processor, path, language=self.args.language or None) for path in silent]
-        return counts, off, sum(len(plain(each.text)) for each in heard)
+        return counts, off, sum(len(plain(each.text).split()) for each in heard)
 
     def report(self) -> list[str]:
         rows, misses = [], []

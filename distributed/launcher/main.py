@@ -74,9 +74,11 @@ class Launcher:
 
     def _learn(self) -> None:
         """Remember what the parts of the run took, for the next forecast."""
-        run = read_history(self.run_dir, ended=True)[0]
         profile = self.launch.ranks[0].spec.profile
-        if run.took and profile:
+        if not self.launch.forecast or not profile:
+            return
+        run = read_history(self.run_dir, ended=True)[0]
+        if run.took:
             learn(self.launch.forecast, run.took, profile.base_model, self.launch.test)
 
     def _outcome(self) -> tuple[ExitStatus, str]:

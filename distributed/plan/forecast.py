@@ -24,9 +24,8 @@ from .automatic import Conditions, Measured, chosen
 from .job import Job
 
 FORWARD = 1 / 3  # of a step: validation computes no gradients
-WORTH_S = (
-    20.0  # of this machine's transcribing, still to come: on a host, torch and the model take half as long to load
-)
+# Of this machine's transcribing, still to come: on a host, torch and the model take half as long to load.
+WORTH_S = 20.0
 RATIOS, HEARD = "times of a run 1", "test set with a base model 1"  # kinds of facts
 FACTS = FactStore(PROJECT / STORE / CACHE)
 HERE = Hosts(master=Host(address="this machine"), workers=())

@@ -94,7 +94,7 @@ class Attempt:
         if not self.steps:
             return ()
         first, last = min(s.time - s.seconds for s in self.steps), max(s.time for s in self.steps)
-        return first - entered, last - first, max(last, *(event.time for event in self.others)) - last
+        return first - entered, last - first, max([last, *(event.time for event in self.others)]) - last
 
     def of_type(self, *types: str) -> list[Event]:
         return [event for event in self.others if event.type in types]

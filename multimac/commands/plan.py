@@ -85,7 +85,7 @@ def plan(
 ) -> ExitStatus:
     """Tell how long a profile will take, here or on several machines, what holds it back, and what to type.
 
-    Each machine trains a few steps and transcribes nothing but some clips here; no run is begun.
+    Each machine trains a few steps, and this one transcribes a few clips; no run is begun.
     """
     console, entered = Console(stderr=as_json), time.time()
     resolved = partial(resolve, ConfigFile(config), profile, settings=settings or ())
@@ -256,10 +256,11 @@ def _show(console: Console, job: Job, known: Known, ways: Sequence[Way], best: W
     console.print(fitting(console, machines))
     if known.pairs:
         console.print()
-        links = simple_table("link", "Mbit/s", "ms", *(f"exchange: {way.forecast.strategy}" for way in ways[-2:]))
+        each = {way.forecast.strategy: way.forecast for way in ways if len(way.forecast.hosts) > 1}
+        links = simple_table("link", "Mbit/s", "ms", *(f"exchange: {strategy}" for strategy in each))
         for pair in known.pairs:
             if pair.mbit:
-                exchanges = [f"{way.forecast.exchange_bytes * 8e-6 / pair.mbit:.2f} s" for way in ways[-2:]]
+                exchanges = [f"{found.exchange_bytes * 8e-6 / pair.mbit:.2f} s" for found in each.values()]
                 latency = f"{1000 * (pair.latency_s or 0):.1f}"
                 links.add_row(f"{pair.source} -> {pair.target}", f"{pair.mbit:.0f}", latency, *exchanges)
         console.print(fitting(console, links))

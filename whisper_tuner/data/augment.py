@@ -62,9 +62,13 @@ class Augmentation:
         speed = self._chance("speed", sample, epoch).choice(self.speeds)
         return 1.0 if speed < 1 and sample.duration_s / speed > self.longest_s else speed
 
+    def has_timestamps(self, first: Sample, epoch: int) -> bool:
+        """Tell if the step that begins with `first` is trained with timestamps."""
+        return self._chance("timestamps", first, epoch).random() < self.timestamps_share
+
     def timed(self, sample: Sample, epoch: int, first: Sample) -> tuple[Said, ...]:
-        """Return the clip's text in its parts, if the step that begins with `first` is trained with timestamps."""
-        if self._chance("timestamps", first, epoch).random() >= self.timestamps_share:
+        """Return the clip's text in its parts, if its step, which begins with `first`, is trained with timestamps."""
+        if not self.has_timestamps(first, epoch):
             return ()
         speed, whole = self.speed(sample, epoch), Said(0.0, sample.duration_s, sample.text)
         parts = said_in(sample.timed_text) if sample.timed_text else (whole,)
@@ -84,6 +88,8 @@ class Augmentation:
 
         A chance on `samples`, not on what is left of an epoch, so that it is the same after a resume.
         """
+        if not self.has_timestamps(step[0], epoch):
+            return None
         chance = self._chance("cut", step[0], epoch)
         sample, share = chance.choice(samples), chance.uniform(*HEARD)
         fits = sample.text and sample.language == step[0].language and sample not in step

@@ -76,4 +76,7 @@ def test_it_says_what_to_type_and_what_holds_two_hosts_back(job: Job, mbit, clip
     assert held in ways[2 if "link" in held else 1].held_back_by
     plan._show(Console(width=80), job, known(mbit), ways, found)
     lines = capsys.readouterr().out.splitlines()
+    assert [f"exchange: {name}" in " ".join(lines) for name in ("diloco", "allreduce")] == [True, True]
+    plan._show(Console(width=80), job, known(mbit), ways[:2], ways[0])  # a profile with settings of its own strategy
+    assert capsys.readouterr().out.count("exchange: ") == 1
     assert max(len(line) for line in lines) <= 80 and lines[-1].strip() == best
