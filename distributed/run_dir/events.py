@@ -163,10 +163,9 @@ TYPES = {
 
 
 def _pause_line(event: Event) -> str:
-    enough = f"{event.min_hosts} host{' is' if event.min_hosts == 1 else 's are'} there"
-    missing = f"{enough} (min_hosts); now: {', '.join(event.hosts) or 'none'}"
-    if event.min_hosts == 1 and event.away:  # all who are there are left out: on one machine, the only one
-        missing = f"{' or '.join(event.away)} is back"
+    missing = f"{event.min_hosts} hosts are there (min_hosts); now: {', '.join(event.hosts) or 'none'}"
+    if event.min_hosts == 1:  # all who are there are left out: on one machine, the only one
+        missing = f"{' or '.join(event.away or ()) or 'a host'} is back"
     elif event.away:
         missing += f"; left out: {', '.join(event.away)}"
     back = f"; if you left it out: multimac hosts yield {event.away[0]} --back" if event.away else ""

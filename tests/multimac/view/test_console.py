@@ -176,6 +176,7 @@ def test_who_is_lost_goes_on_and_joins_is_told_in_lines(tmp_path):
 @pytest.mark.parametrize(
     ("paused", "line"),
     [
+        ({"hosts": [], "min_hosts": 1}, "paused until a host is back"),
         ({"hosts": [], "min_hosts": 1, "away": ["mac"]}, "paused until mac is back; if you left it out: {} mac --back"),
         (
             {"hosts": ["h1"], "min_hosts": 2, "away": ["h2"]},
