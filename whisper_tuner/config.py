@@ -73,10 +73,10 @@ class Profile:
         choices=("skip", "train"),
         example="train",
     )
-    timestamps_share: float = setting(
-        0.0,
+    timestamps_share: float | None = setting(
+        None,
         "share of the steps that are trained with timestamps, their clips joined as in a long recording; 0: the model "
-        "forgets them",
+        "forgets them; without this key 0.5, or 0 where the model has no timestamps or clips cannot be joined",
         low=0.0,
         high=1.0,
         example="0.5",

@@ -18,6 +18,7 @@ from distributed.ssh.host import Host, Hosts
 from whisper_tuner.config import Profile
 from whisper_tuner.data.check import check_data
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest, write_manifest
+from whisper_tuner.data.labels import with_timestamps
 from whisper_tuner.data.steps import assign_shards, steps_in_epoch
 from whisper_tuner.errors import ConfigError, RunError
 from whisper_tuner.hub import check_files, check_model, model_folder
@@ -81,6 +82,7 @@ def prepare_run(
     if local_ranks > 1 and not profile.num_threads:  # ranks of one machine share its cores
         profile = dataclasses.replace(profile, num_threads=max(1, (os.cpu_count() or 1) // local_ranks))
     checked = _checked(profile, len(labels), run_dir, show_status)
+    profile = with_timestamps(profile)
     manifests = _written(checked, run_dir)
     shards = _shards(manifests, profile.shards or labels, whole=is_pipeline)
     clips, shard_count = len(manifests["train"].samples), 1 if is_pipeline else len(shards["train"])

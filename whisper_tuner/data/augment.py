@@ -138,7 +138,7 @@ def augmentation_of(profile: Profile, samples: Sequence[Sample]) -> Augmentation
         longest_s=max((sample.duration_s for sample in samples), default=0.0),
         most_parts=max((len(said_in(sample.timed_text)) for sample in samples if sample.timed_text), default=1),
         previous={own.id: before.text for before, own in pairwise(samples) if before.language == own.language},
-        **{key: getattr(profile, key) for key in PROFILE_KEYS},
+        **{key: value for key in PROFILE_KEYS if (value := getattr(profile, key)) is not None},
     )
 
 

@@ -11,6 +11,7 @@ A clip without speech has no text: only end-of-text is learnt, right after the p
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ IGNORED = -100  # the label value that the loss leaves out
 MULTILINGUAL_START = 50_258  # <|startoftranscript|> in OpenAI's multilingual models; it is 50257 in English-only ones
 NO_TIMESTAMPS, PREVIOUS = "<|notimestamps|>", "<|startofprev|>"
 TIMESTAMP_S = 0.02
+TIMESTAMPS_SHARE = 0.5  # measured: benchmarks/quality.py
 TIMESTAMPS = 1501  # tokens, <|0.00|> to <|30.00|>
 TIMESTAMP = re.compile(r"<\|\d+\.\d\d\|>")
 LAYOUT = "Give a folder in transformers layout, or a hub id."
@@ -173,17 +175,32 @@ def check_special_tokens(profile: Profile) -> None:
     base = profile.base_model
     if not profile.timestamps_share and not profile.previous_text_share:
         return
-    with loading(f"{base}: its tokenizer does not load", remedy="Copy the model again."):
-        from transformers import WhisperTokenizer
-
-        tokenizer = WhisperTokenizer.from_pretrained(base)
-        has_timestamps = first_timestamp(tokenizer, settings_of(base, "config.json").get("vocab_size", 0)) is not None
-        has_previous = PREVIOUS in tokenizer.get_vocab()
-    for key, there in (("timestamps_share", has_timestamps), ("previous_text_share", has_previous)):
+    for key, there in zip(("timestamps_share", "previous_text_share"), _special_tokens(base), strict=True):
         if getattr(profile, key) and not there:
             lacks = "timestamp tokens" if key == "timestamps_share" else f"token {PREVIOUS}"
             remedy = f"Set {key} = 0, or train a model that has them, such as openai/whisper-tiny."
             raise ConfigError(f"{key} = {getattr(profile, key):g}: {base} has no {lacks}", remedy=remedy)
+
+
+def with_timestamps(profile: Profile) -> Profile:
+    """Return the profile with its timestamps_share, chosen by what the base model can where it names none.
+
+    Raises ModelError.
+    """
+    if profile.timestamps_share is not None:
+        return profile
+    can_join = not profile.caches_encoder and _special_tokens(profile.base_model)[0]
+    return dataclasses.replace(profile, timestamps_share=TIMESTAMPS_SHARE if can_join else 0.0)
+
+
+def _special_tokens(base_model: str) -> tuple[bool, bool]:
+    """Tell whether a model has timestamps, and a token for previous text."""
+    with loading(f"{base_model}: its tokenizer does not load", remedy="Copy the model again."):
+        from transformers import WhisperTokenizer
+
+        tokenizer, vocabulary = WhisperTokenizer.from_pretrained(base_model), settings_of(base_model, "config.json")
+        has_timestamps = first_timestamp(tokenizer, vocabulary.get("vocab_size", 0)) is not None
+        return has_timestamps, PREVIOUS in tokenizer.get_vocab()
 
 
 @dataclass(frozen=True)

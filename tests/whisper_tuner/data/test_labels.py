@@ -4,7 +4,14 @@ from transformers.models.whisper.modeling_whisper import shift_tokens_right
 
 from whisper_tuner.config import Profile
 from whisper_tuner.data.batches import pad_labels
-from whisper_tuner.data.labels import IGNORED, Label, check_special_tokens, first_timestamp, label_encoder
+from whisper_tuner.data.labels import (
+    IGNORED,
+    Label,
+    check_special_tokens,
+    first_timestamp,
+    label_encoder,
+    with_timestamps,
+)
 from whisper_tuner.errors import ConfigError, DataError
 from whisper_tuner.timed_text import Said
 
@@ -201,3 +208,18 @@ def test_a_model_without_the_tokens_is_refused(multilingual_folder, timestamps_f
     else:
         check(multilingual_folder)
     check_special_tokens(Profile(base_model="nobody/nothing", train=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "share"),
+    [
+        ("timestamps", {}, 0.5),
+        ("timestamps", {"timestamps_share": 0.0}, 0.0),
+        ("timestamps", {"method": "decoder"}, 0.0),  # whose encoder's outputs are kept clip by clip
+        ("timestamps", {"method": "decoder", "encoder_cache_gb": 0.0}, 0.5),
+        ("multilingual", {}, 0.0),
+    ],
+)
+def test_without_the_key_timestamps_are_trained_where_clips_can_be_joined(request, tmp_path, model, settings, share):
+    base = str(request.getfixturevalue(f"{model}_folder"))
+    assert with_timestamps(Profile(base_model=base, train=tmp_path, **settings)).timestamps_share == share
