@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,9 +27,7 @@ from lab import Lab  # noqa: E402
 from benchmarks.base import (  # noqa: E402
     BUNDLED_DATA,
     BUNDLED_MODEL,
-    PROJECT,
     Done,
-    RunFailed,
     config_text,
     names,
     parser_of,
@@ -40,13 +37,12 @@ from benchmarks.base import (  # noqa: E402
 )
 from benchmarks.scaling import BUNDLED_SETTINGS, SETTINGS  # noqa: E402
 from benchmarks.scaling_cases import BATCH, LINKS  # noqa: E402
-from benchmarks.scaling_run import ENV  # noqa: E402
+from benchmarks.scaling_run import called, write_hosts  # noqa: E402
 from distributed.plan.forecast import FACTS  # noqa: E402
 from distributed.run_dir.summary import PARTS, read_run  # noqa: E402
 
 QUICK_STEPS = 20
 NEAR, NEAR_SPEED_UP = 0.15, 0.10  # of what was measured, that a prediction may be away from it
-RUN_S = 7200.0
 HEAD = (
     *("method", "hosts", "link", "predicted", "measured", "away", "start", "training", "evaluation"),
     *("once corrected", "measured", "away", "speed-up predicted", "measured"),
@@ -113,13 +109,8 @@ class Bench:
         ) as lab:
             command = ["plan", "bench", "--again", "--json"]
             if case.hosts > 1:
-                workers = [
-                    {"host": lab[name].address, "project_path": f"~/project-{name}"} for name in [*lab.hosts][1:]
-                ]
-                hosts = {"master": lab["h1"].address, "workers": workers, "python_env": sys.prefix}
-                (folder / "hosts.json").write_text(json.dumps(hosts), encoding="utf-8")
-                command += ["--hosts", str(folder / "hosts.json")]
-            told = json.loads(self._called(lab, folder, command))["ways"]
+                command += ["--hosts", str(write_hosts(lab, folder))]
+            told = json.loads(called(lab, folder, command))["ways"]
             found = next(way for way in told if len(way["forecast"]["hosts"]) == case.hosts)
             typed = found["command"].split()[1:]
             runs = [self._run(lab, folder, [*typed, "--set", f"seed={seed}"]) for seed in (1, 2)]
@@ -127,25 +118,11 @@ class Bench:
 
     def _run(self, lab: Lab, folder: Path, typed: Sequence[str]) -> dict:
         """Return what the parts of a run were expected to take, and took."""
-        self._called(lab, folder, typed)
+        called(lab, folder, typed)
         [path] = folder.glob("runs/*")
         run = read_run(path)
         shutil.move(path, folder / f"run-{len([*folder.glob('run-*')])}")
         return {"expected": run.expected, "took": run.took}
-
-    def _called(self, lab: Lab, folder: Path, command: Sequence[str]) -> str:
-        """Call the product on the first host, and return what it prints. Raises RunFailed."""
-        whole = [sys.executable, str(PROJECT / "cli_typer.py"), *command]
-        whole += [] if "--config" in command else ["--config", str(folder / "config.ini")]
-        try:
-            done = lab.exec("h1", whole, cwd=str(PROJECT), env=ENV, timeout=RUN_S)
-        except subprocess.TimeoutExpired as error:
-            raise RunFailed(f"{command[0]} did not end in {RUN_S:.0f} s") from error
-        with (folder / "console.txt").open("a", encoding="utf-8") as console:
-            console.write(done.stdout + done.stderr)
-        if done.returncode:
-            raise RunFailed(f"{(done.stdout + done.stderr)[-2000:]}\n{command[0]} ended with status {done.returncode}")
-        return done.stdout
 
     def report(self) -> list[str]:
         found = self.done.found(self.cases)

@@ -28,6 +28,32 @@ TRAINS = ("distributed.worker.main", "distributed.worker.speed")
 ENV = {"PYTHONPATH": f"{PROJECT}/gym:{PROJECT}", "OMP_NUM_THREADS": "1"}
 
 
+def write_hosts(lab: Lab, folder: Path) -> Path:
+    """Write a hosts file of a lab's hosts, the first of which is the master."""
+    workers = [{"host": lab[name].address, "project_path": f"~/project-{name}"} for name in [*lab.hosts][1:]]
+    hosts = {"master": lab["h1"].address, "workers": workers, "python_env": sys.prefix}
+    (folder / "hosts.json").write_text(json.dumps(hosts), encoding="utf-8")
+    return folder / "hosts.json"
+
+
+def called(lab: Lab, folder: Path, command: Sequence[str]) -> str:
+    """Call the product on the first host to its end, and return what it prints. Raises RunFailed.
+
+    folder: of config.ini; its console.txt gets what is printed.
+    """
+    whole = [sys.executable, str(PROJECT / "cli_typer.py"), *command]
+    whole += [] if "--config" in command else ["--config", str(folder / "config.ini")]
+    try:
+        done = lab.exec("h1", whole, cwd=str(PROJECT), env=ENV, timeout=RUN_S)
+    except subprocess.TimeoutExpired as error:
+        raise RunFailed(f"{command[0]} did not end in {RUN_S:.0f} s") from error
+    with (folder / "console.txt").open("a", encoding="utf-8") as console:
+        console.write(done.stdout + done.stderr)
+    if done.returncode:
+        raise RunFailed(f"{(done.stdout + done.stderr)[-2000:]}\n{command[0]} ended with status {done.returncode}")
+    return done.stdout
+
+
 class Meter:
     """Keeps the counters of all hosts of a lab. Hosts go by their addresses, as in events."""
 
@@ -90,9 +116,7 @@ class Product:
         self.folder, self.until, self.keeps = folder, until, keeps
         self.kept = folder / "kept"
         (folder / "config.ini").write_text(config_text(sections), encoding="utf-8")
-        workers = [{"host": lab[name].address, "project_path": f"~/project-{name}"} for name in [*lab.hosts][1:]]
-        hosts = {"master": lab["h1"].address, "workers": workers, "python_env": sys.prefix}
-        (folder / "hosts.json").write_text(json.dumps(hosts), encoding="utf-8")
+        write_hosts(lab, folder)
 
     def run(self) -> tuple[list[dict], list[Sample]]:
         """Return its events and what was counted. Raises RunFailed."""
