@@ -16,7 +16,7 @@ from whisper_tuner.text import counted, size
 
 from .progress import progress, transfer
 
-STEPS_EVERYWHERE = "three steps on each machine"
+STEPS_EVERYWHERE = "steps on each machine"
 
 
 @contextlib.contextmanager

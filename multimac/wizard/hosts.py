@@ -11,7 +11,7 @@ import getpass
 import json
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,9 @@ from distributed.checkup.speed import measure, remember, step_of_all
 from distributed.hosts.discovery import State, why_none
 from distributed.hosts.interfaces import route_to
 from distributed.plan.automatic import FEWEST_ROUNDS, PLAIN, Conditions, Measured, chosen
-from distributed.plan.forecast import Speed
+from distributed.plan.forecast import Speed, forecast
 from distributed.plan.hosts_file import HOSTS_FILE, check_is_this_machine, load_hosts
+from distributed.plan.job import Job
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host, Hosts
 from distributed.ssh.machine import on_each
@@ -224,19 +225,20 @@ def ask_strategy(questions: Questions, draft: Draft, group: Group, scratch: Path
     measured = max((speed.trainable for speed in speeds), default=0)
     profile = Profile(base_model=draft.model.base_model, train=Path(), method=draft.method)
     trained = measured or (trained_parameters(shape, profile) if shape else 0)
-    clips, batch_size = len(draft.data.samples["train"]), int(draft.settings["batch_size"])
+    clips = {kind: len(samples) for kind, samples in draft.data.samples.items() if kind != "test"}
+    batch_size = int(draft.settings["batch_size"])
     dealt_over = draft.job().with_strategy("diloco").dealt_over
-    steps = steps_in_epoch(clips, hosts, batch_size, dealt_over) * int(draft.settings["epochs"])
+    steps = steps_in_epoch(clips["train"], hosts, batch_size, dealt_over) * int(draft.settings["epochs"])
     known = Measured(bytes_s=group.bytes_s, spare_bytes=group.spare_bytes, step_s=step_of_all(speeds))
     conditions = Conditions(parameters=trained, hosts=hosts, steps=steps, measured=known)
     suggested = suggested_strategy(conditions)
     job, _ = chosen(draft.job().with_strategy("diloco"), conditions)
-    config, waiting, when = PLAIN, waiting_at_every_step(conditions), "at each step"
+    config, when = PLAIN, "at each step"
     if suggested == "diloco":
         config = job.strategy_config(conditions.steps)
         assert isinstance(config, DiLoCoConfig)
-        waiting, when = conditions.waiting(config), f"every {counted(config.H, 'step')}"
-    times = speed_up(speeds, waiting)
+        when = f"every {counted(config.H, 'step')}"
+    times = speed_up(draft.job().with_strategy(suggested), clips, speeds, known)
     if times is None:
         console.print("How much faster they are together than this machine alone is not known: they were not measured.")
     else:
@@ -251,8 +253,8 @@ def ask_strategy(questions: Questions, draft: Draft, group: Group, scratch: Path
 
 
 def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, console: Console) -> list[Speed]:
-    """Measure each machine with three training steps, if the user wants it, and show what came of it."""
-    message = "Measure their speed with three steps? (sends the model and some clips)"
+    """Measure each machine with a few training steps, if the user wants it, and show what came of it."""
+    message = "Measure their speed with a few steps? (sends the model and some clips)"
     if not questions.confirm("probe", message, True):
         return []
     job = draft.job().with_profile(frozen_precision=group.frozen_precision)  # as the run that may remember it
@@ -263,9 +265,10 @@ def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, cons
             for remote in remotes:
                 stack.callback(remote.close)
             samples = draft.data.samples["train"]
-            console.print("measuring three training steps on each machine")
+            console.print("measuring a few training steps on each machine")
             show = stack.enter_context(transfers(console, STEPS_EVERYWHERE))
-            speeds = measure(job, samples, group.hosts, remotes, scratch, show, group.machine_workers)
+            workers = group.machine_workers
+            speeds = measure(job, samples, group.hosts, remotes, scratch, show, workers, alone=True)
             remember(job, group.hosts, speeds)
             return speeds
 
@@ -306,22 +309,17 @@ def _choose(questions: Questions, most: int, suggested: str, steps: int) -> dict
     return settings
 
 
-def speed_up(speeds: Sequence[Speed], waiting: float) -> float | None:
-    """Tell how many times as fast as the first machine (the master) alone they are; None if one was not measured.
-
-    Every host gets clips in proportion to its speed. What a step takes beside its clips is left out: alone, the master
-    makes as many steps, of more clips. waiting: the part of the time that all wait for the network.
+def speed_up(job: Job, clips: Mapping[str, int], speeds: Sequence[Speed], known: Measured) -> float | None:
+    """Tell how many times sooner all have trained than the first machine (the master) alone; None if one was not
+    measured.
     """
-    rates = [speed.clips_s for speed in speeds if speed.clips_s is not None]
-    if not rates or len(rates) < len(speeds):
+    if not speeds or not all(speed.sizes for speed in speeds):
         return None
-    return sum(rates) / rates[0] * (1 - waiting)
-
-
-def waiting_at_every_step(conditions: Conditions) -> float:
-    """Return the part of the time that AllReduce takes."""
-    exchange_s = conditions.exchange_s()
-    return exchange_s / (exchange_s + conditions.step_s)
+    alone, together = (
+        forecast(job, clips, some, bytes_s=known.bytes_s, spare_bytes=known.spare_bytes)
+        for some in (speeds[:1], speeds)
+    )
+    return alone.seconds / together.seconds
 
 
 def suggested_strategy(conditions: Conditions) -> str:

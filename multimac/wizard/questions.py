@@ -53,7 +53,7 @@ KEYS = {
     "ssh_key_path": "private key for them; empty: ssh decides",
     "master": "this machine's address, as the others see it",
     "setup": "yes or no: run `hosts setup` where an environment is missing or differs",
-    "probe": "yes or no: measure each machine with three training steps",
+    "probe": "yes or no: measure each machine with a few training steps",
     "together": "yes or no: train on all of them, after the preflight",
     "strategy": "diloco or allreduce",
     "communication_interval": "steps in a round (diloco)",
