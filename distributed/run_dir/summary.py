@@ -26,6 +26,7 @@ NO_LAST_WORD = "the launcher ended without saying why (it was killed, or the mac
 NO_RUN_JSON = "there is no run.json: it is being prepared, or was given up before it started"
 ONLY_A_MODEL = "its model was built by `runs recover`; what was asked and what happened is not in this folder"
 NOT_AS_WRITTEN = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)  # by a damaged JSON file
+FROM_PROFILE = ("lr", "weight_decay", "max_norm", "schedule", "warmup_steps")  # settings of a strategy that a profile names too
 Points = tuple[tuple[float, float], ...]
 
 
@@ -189,7 +190,8 @@ def _asked(run_dir: Path) -> dict[str, Any]:
         settings = {key: value for key, value in profile.items() if key not in ("train", "validation", "test")}
         settings |= {"test": test, "strategy": strategy}
         chosen = spec.get("strategy_settings") or {}
-        settings |= {f"{strategy}: {key}": value for key, value in chosen.items() if value is not None}
+        own = {key: value for key, value in chosen.items() if value is not None and key not in FROM_PROFILE}
+        settings |= {f"{strategy}: {key}": value for key, value in own.items()}
         fields = {
             **{key: _text(value) for key, value in words.items()},
             "hosts": tuple(_text(rank["label"]) for rank in ranks),
