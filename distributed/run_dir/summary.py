@@ -26,7 +26,7 @@ NO_LAST_WORD = "the launcher ended without saying why (it was killed, or the mac
 NO_RUN_JSON = "there is no run.json: it is being prepared, or was given up before it started"
 ONLY_A_MODEL = "its model was built by `runs recover`; what was asked and what happened is not in this folder"
 NOT_AS_WRITTEN = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError)  # by a damaged JSON file
-FROM_PROFILE = ("lr", "weight_decay", "max_norm", "schedule", "warmup_steps")  # settings of a strategy that a profile names too
+FROM_PROFILE = ("lr", "weight_decay", "max_norm", "schedule", "warmup_steps")  # of a strategy: the profile has them
 Points = tuple[tuple[float, float], ...]
 
 
