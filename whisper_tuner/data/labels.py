@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -144,19 +144,19 @@ def label_encoder(
         start=model.config.decoder_start_token_id,
         end=end,
         max_tokens=model.config.max_target_positions,
-        first_timestamp=first_timestamp(tokenizer, model.config.vocab_size),
+        first_timestamp=first_timestamp(tokenizer.get_vocab(), model.config.vocab_size),
     )
-    for token in (f"<|{encoder.language}|>", f"<|{encoder.task}|>") if multilingual else ():
+    for token in (NO_TIMESTAMPS, *([f"<|{encoder.language}|>", f"<|{encoder.task}|>"] if multilingual else [])):
         token_id(tokenizer, token)
     return encoder
 
 
-def first_timestamp(tokenizer: WhisperTokenizer, vocabulary: int) -> int | None:
-    """The id of <|0.00|>, which follows <|notimestamps|>; older tokenizers do not name it. None if a model of so many
-    tokens has none. Raises ModelError.
+def first_timestamp(ids: Mapping[str, int], vocabulary: int) -> int | None:
+    """Return the id of <|0.00|>, which follows <|notimestamps|>; older tokenizers do not name it. None if a model of so
+    many tokens has none. ids: of the tokenizer's tokens.
     """
-    first = token_id(tokenizer, NO_TIMESTAMPS) + 1
-    is_other = first < len(tokenizer) and tokenizer.convert_ids_to_tokens(first) != "<|0.00|>"
+    first = ids.get(NO_TIMESTAMPS, vocabulary) + 1
+    is_other = any(number == first and token != "<|0.00|>" for token, number in ids.items())
     return None if is_other or vocabulary < first + TIMESTAMPS else first
 
 
@@ -194,13 +194,18 @@ def with_timestamps(profile: Profile) -> Profile:
 
 
 def _special_tokens(base_model: str) -> tuple[bool, bool]:
-    """Tell whether a model has timestamps, and a token for previous text."""
-    with loading(f"{base_model}: its tokenizer does not load", remedy="Copy the model again."):
-        from transformers import WhisperTokenizer
-
-        tokenizer, vocabulary = WhisperTokenizer.from_pretrained(base_model), settings_of(base_model, "config.json")
-        has_timestamps = first_timestamp(tokenizer, vocabulary.get("vocab_size", 0)) is not None
-        return has_timestamps, PREVIOUS in tokenizer.get_vocab()
+    """Tell whether a model has timestamps, and a token for previous text; without transformers, which takes a second to
+    import. Raises ModelError.
+    """
+    try:
+        stored = settings_of(base_model, "tokenizer.json")
+        ids = dict(stored["model"]["vocab"] if stored else settings_of(base_model, "vocab.json"))
+        named = [(each["content"], each["id"]) for each in stored["added_tokens"]] if stored else ()
+        ids |= dict(named or settings_of(base_model, "added_tokens.json"))
+    except (KeyError, TypeError, ValueError):
+        raise ModelError(f"{base_model}: its tokenizer does not load", remedy="Copy the model again.") from None
+    vocabulary = settings_of(base_model, "config.json").get("vocab_size", 0)
+    return first_timestamp(ids, vocabulary) is not None, PREVIOUS in ids
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,6 @@
+import json
+import shutil
+
 import pytest
 import torch
 from transformers.models.whisper.modeling_whisper import shift_tokens_right
@@ -12,7 +15,7 @@ from whisper_tuner.data.labels import (
     label_encoder,
     with_timestamps,
 )
-from whisper_tuner.errors import ConfigError, DataError
+from whisper_tuner.errors import ConfigError, DataError, ModelError
 from whisper_tuner.timed_text import Said
 
 START = "<|startoftranscript|>"
@@ -154,12 +157,12 @@ def test_each_part_of_a_text_has_its_timestamps(timestamps):
 
 def test_timestamps_that_the_tokenizer_names_are_found_too(timestamps, multilingual):
     tokenizer = timestamps[1].tokenizer
-    unnamed = first_timestamp(tokenizer, timestamps[0].config.vocab_size)
+    unnamed = first_timestamp(tokenizer.get_vocab(), timestamps[0].config.vocab_size)
     tokenizer.add_tokens([f"<|{n * 0.02:.2f}|>" for n in range(1501)], special_tokens=True)
-    assert first_timestamp(tokenizer, timestamps[0].config.vocab_size) == unnamed
+    assert first_timestamp(tokenizer.get_vocab(), timestamps[0].config.vocab_size) == unnamed
     other = multilingual[1].tokenizer
     other.add_tokens([f"<|own{n}|>" for n in range(1501)], special_tokens=True)
-    assert first_timestamp(other, len(other)) is None
+    assert first_timestamp(other.get_vocab(), len(other)) is None
 
 
 def test_what_was_said_before_is_a_prompt_cut_to_its_end(multilingual):
@@ -223,3 +226,15 @@ def test_a_model_without_the_tokens_is_refused(multilingual_folder, timestamps_f
 def test_without_the_key_timestamps_are_trained_where_clips_can_be_joined(request, tmp_path, model, settings, share):
     base = str(request.getfixturevalue(f"{model}_folder"))
     assert with_timestamps(Profile(base_model=base, train=tmp_path, **settings)).timestamps_share == share
+
+
+def test_a_tokenizer_in_two_files_has_timestamps_too(timestamps_folder, tmp_path):
+    stored = json.loads((timestamps_folder / "tokenizer.json").read_text())
+    shutil.copy(timestamps_folder / "config.json", tmp_path)
+    (tmp_path / "vocab.json").write_text(json.dumps(stored["model"]["vocab"]))
+    added = {each["content"]: each["id"] for each in stored["added_tokens"]}
+    (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+    assert with_timestamps(Profile(base_model=str(tmp_path), train=tmp_path)).timestamps_share == 0.5
+    (tmp_path / "tokenizer.json").write_text("[")
+    with pytest.raises(ModelError, match="damaged"):
+        with_timestamps(Profile(base_model=str(tmp_path), train=tmp_path))
