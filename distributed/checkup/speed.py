@@ -137,13 +137,6 @@ def _one(machine: Machine, spec: RunSpec, sizes: Sequence[int], running: ExitSta
         return Speed(host=machine.name, problem=what or f"it did not finish {STEPS} training steps in time")
 
 
-def step_of_all(speeds: Sequence[Speed]) -> float | None:
-    """Return the seconds of a step of those that were measured, with clips in proportion to their speeds."""
-    measured = [(speed.clips_s, speed.step_s) for speed in speeds if speed.clips_s and speed.step_s]
-    clips = sum(clips_s * step_s for clips_s, step_s in measured)
-    return clips / sum(clips_s for clips_s, _ in measured) if measured else None
-
-
 def remember(job: Job, hosts: Hosts, speeds: Sequence[Speed]) -> None:
     """Keep what was measured for the next runs like this one, if every machine was measured."""
     if not speeds or any(speed.clips_s is None for speed in speeds):

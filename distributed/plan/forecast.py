@@ -63,6 +63,12 @@ def step_seconds(speeds: Sequence[Speed], clips: float) -> float:
     return max(together, *(beside for beside, _ in costs))
 
 
+def step_of_all(speeds: Sequence[Speed], clips: float) -> float | None:
+    """Return the seconds of a step, a host that was not measured taken to be like the others; None if none was."""
+    known = [speed for speed in speeds if speed.sizes]
+    return step_seconds(known, clips * len(known) / len(speeds)) if known else None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Forecast:
     """The seconds of each of PARTS, as an earlier run has corrected them, and `measured` without that.

@@ -15,13 +15,13 @@ import typer
 from typer import Argument, Option
 
 from distributed.checkup.preflight import Report, preflight
-from distributed.checkup.speed import measure, remember, remembered, step_of_all
+from distributed.checkup.speed import measure, remember, remembered
 from distributed.checkup.this_machine import one_machine
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.hosts.sync import lacking
 from distributed.plan.automatic import Measured, may_choose
-from distributed.plan.forecast import HERE, Speed, can_forecast, forecast, key_of, ratios_of
+from distributed.plan.forecast import HERE, Speed, can_forecast, forecast, key_of, ratios_of, step_of_all
 from distributed.plan.hosts_file import EXAMPLE_FILE, HOSTS_FILE, load_hosts, meeting_address
 from distributed.plan.job import BESIDE, Job, resolve
 from distributed.plan.launch import Launch
@@ -136,7 +136,7 @@ def distributed_train(
             speeds = remembered(job, machines)
             if not speeds and may_choose(job, len(machines.all)) and not (dry_run or no_sync):
                 speeds = _measure_steps(console, job, machines, report)
-            return dataclasses.replace(report.measured, step_s=step_of_all(speeds))
+            return dataclasses.replace(report.measured, step_s=step_of_all(speeds, job.profile.batch_size))
 
         with new_run(job.profile.runs_dir, job.name, keep=not dry_run) as run_dir:
             prepared = prepare_run(

@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from distributed.checkup.preflight import Report, preflight, unique
-from distributed.checkup.speed import measure, remember, step_of_all
+from distributed.checkup.speed import measure, remember
 from distributed.hosts.discovery import State, why_none
 from distributed.hosts.interfaces import route_to
 from distributed.plan.automatic import FEWEST_ROUNDS, PLAIN, Conditions, Measured, chosen
-from distributed.plan.forecast import Speed, forecast
+from distributed.plan.forecast import Speed, forecast, step_of_all
 from distributed.plan.hosts_file import HOSTS_FILE, check_is_this_machine, load_hosts
 from distributed.plan.job import Job
 from distributed.ssh.connection import Remote
@@ -229,7 +229,7 @@ def ask_strategy(questions: Questions, draft: Draft, group: Group, scratch: Path
     batch_size = int(draft.settings["batch_size"])
     dealt_over = draft.job().with_strategy("diloco").dealt_over
     steps = steps_in_epoch(clips["train"], hosts, batch_size, dealt_over) * int(draft.settings["epochs"])
-    known = Measured(bytes_s=group.bytes_s, spare_bytes=group.spare_bytes, step_s=step_of_all(speeds))
+    known = Measured(bytes_s=group.bytes_s, spare_bytes=group.spare_bytes, step_s=step_of_all(speeds, batch_size))
     conditions = Conditions(parameters=trained, hosts=hosts, steps=steps, measured=known)
     suggested = suggested_strategy(conditions)
     job, _ = chosen(draft.job().with_strategy("diloco"), conditions)

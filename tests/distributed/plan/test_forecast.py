@@ -8,7 +8,7 @@ import pytest
 from small_run import PAIR, folder, job, run_dir
 
 from distributed.plan import forecast
-from distributed.plan.forecast import HERE, Speed, key_of, learn, ratios_of, step_seconds
+from distributed.plan.forecast import HERE, Speed, key_of, learn, ratios_of, step_of_all, step_seconds
 from distributed.plan.job import Job
 from distributed.run_dir.summary import PARTS
 from whisper_tuner.fact_store import FactStore
@@ -44,6 +44,8 @@ def test_a_step_of_several_is_divided_so_that_they_end_together():
     assert step_seconds([FAST, FAST], 4) == pytest.approx(0.5 + 2 * 0.5)
     both = step_seconds([FAST, SLOW], 4)
     assert (both - 0.5) / 0.5 + both / 2.0 == pytest.approx(4)  # clips of either in this time
+    unknown = Speed(host="c", problem="gone")
+    assert step_of_all([FAST, unknown], 4) == step_seconds([FAST], 2) and step_of_all([unknown], 4) is None
     assert step_seconds([FAST, SLOW], 0.1) == pytest.approx(0.5)  # what is beside the clips stays
 
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from distributed.checkup import this_machine
-from distributed.checkup.speed import step_of_all
 from distributed.hosts.discovery import Candidate, Seen, State
 from distributed.plan.automatic import Conditions, Measured
 from distributed.plan.forecast import Speed
@@ -87,9 +86,6 @@ def test_a_manifest_that_is_named_may_end_as_it_likes(tmp_path):
     assert beside(tmp_path / "test.txt") == {"train": tmp_path / "test.txt"}
 
 
-FAST, SLOW = Speed(host="a", clips_s=8.0, step_s=1.0), Speed(host="b", clips_s=4.0, step_s=2.0)
-
-
 def test_speed_up_is_that_of_the_forecast(job):
     """Each step takes 0.2 s beside its clips, of 0.1 s each: 16 clips 1.8 s alone, 1.0 s on two."""
     own = job.with_profile(batch_size=16).with_strategy("allreduce")
@@ -101,11 +97,6 @@ def test_speed_up_is_that_of_the_forecast(job):
     assert times(host, host) == pytest.approx(1.8, rel=0.01)
     assert times(host) == 1.0
     assert times(host, Speed(host="b", problem="gone")) is None and times() is None
-
-
-def test_a_step_of_all_is_divided_by_speed():
-    assert step_of_all([FAST, SLOW]) == pytest.approx(4 / 3)  # 16 clips at 12 clips a second
-    assert step_of_all([FAST, Speed(host="b", problem="gone")]) == 1.0 and step_of_all([]) is None
 
 
 @pytest.mark.parametrize(
