@@ -71,7 +71,7 @@ class Task:
     max_steps: int
 
     def __str__(self) -> str:
-        return f"{self.method}, {self.way}, seed {self.seed}"
+        return f"{self.method}, {self.way}, seed {self.seed}" if self.method else self.way
 
 
 def recordings(data: Path, folder: Path) -> Iterator[tuple[Path, list[Said]]]:
@@ -165,7 +165,7 @@ class Bench:
         self.model, self.data, self.args = args.model.resolve(), args.data.resolve(), args
         self.ways = {DEFAULTS: {}, **dict(args.also)}
         steps = QUICK_STEPS if args.quick else 0
-        self.untouched = Task(method=args.method, way=UNTOUCHED, seed=0, settings="", max_steps=0)
+        self.untouched = Task(method="", way=UNTOUCHED, seed=0, settings="", max_steps=0)
         self.tasks = [self.untouched] + [
             Task(
                 method=args.method,
@@ -177,7 +177,7 @@ class Bench:
             for seed in range(args.seeds)
             for way, more in self.ways.items()
         ]
-        self.done = Done(args.out / f"{self.model.name}-{self.data.name}-{args.method}{'-quick' * args.quick}")
+        self.done = Done(args.out / f"{self.model.name}-{self.data.name}{'-quick' * args.quick}")
         self.folder = self.done.path.parent.resolve()
 
     def work(self, task: Task) -> dict:
