@@ -92,7 +92,7 @@ class LaunchedRun:
     def __init__(self, job: Job, known: str, report: str = ""):
         self._job, self._known, self._report = job, known, report
         self.run_dir = Path()  # in rank 0, once the run is planned
-        self._asked, self._trained = 0, False
+        self._asked, self._trained, self._was_stopped = 0, False, False
 
     def go(self) -> ExitStatus:
         """Train to the end, or until SIGTERM or SIGINT: then all ranks agree, save and stop. Raises TunerError."""
@@ -132,7 +132,7 @@ class LaunchedRun:
             stopped=lambda: self._asked > 0,
             local_rank=int(os.environ.get("LOCAL_RANK", 0)),
         )
-        self._asked = max(self._asked, int(result.stopped))  # it may be another rank that was asked
+        self._was_stopped = result.stopped  # it may be another rank that was asked
         return save
 
     def _own(self, spec: RunSpec) -> RunSpec:
@@ -229,9 +229,11 @@ class LaunchedRun:
                 save()
                 self._trained = True
             tell({"type": "model", "path": str(run_dir / "final")})
-            if self._asked:
+            if self._was_stopped:
                 return ExitStatus.INTERRUPTED, f"stopped as asked; what was trained so far is in final/{again}"
             if launch.test:
+                if self._asked:  # after the last step
+                    raise KeyboardInterrupt
                 tell({"type": "phase", "phase": "evaluate"})
                 evaluate_run(spec, Path(launch.test), tell)
             shutil.rmtree(run_dir / CHECKPOINTS, ignore_errors=True)  # the others have left

@@ -50,7 +50,7 @@ class Launcher:
         self.events = self._notifier or events
         self._away: set[str] = set()  # who was left out as training ended
         self._interrupts = 0
-        self._trained = self._at_once = False
+        self._trained = self._at_once = self._was_stopped = False
 
     def interrupt(self, *_signal) -> None:
         """First: finish the step, agree, save, stop. Second, or once the model is saved: stop now."""
@@ -87,16 +87,19 @@ class Launcher:
             self._train()
             if (self.run_dir / "final").is_dir():
                 self.events({"type": "model", "path": str(self.run_dir / "final")})
-            if self._interrupts:
+            if self._was_stopped:
                 message = "stopped as asked; what was trained so far is in final/"
                 return ExitStatus.INTERRUPTED, message + self._again()
             if self.launch.evaluate and self.launch.test:
                 self._trained = True
+                if self._interrupts:  # by one that came after the last step
+                    raise KeyboardInterrupt
                 self._evaluate(Path(self.launch.test))
             return ExitStatus.OK, ""
         except KeyboardInterrupt:
             self._at_once = True
-            stopped = "stopped at once" + (self._again() or "; nothing was saved yet")
+            kept = "; final/ has the model of an earlier stop" if (self.run_dir / "final").is_dir() else ""
+            stopped = "stopped at once" + (self._again() or kept or "; nothing was saved yet")
             if self._trained:
                 stopped = f"{NOT_EVALUATED}\n  Measure it with: multimac evaluate {self.launch.named(self.run_dir)}"
             return ExitStatus.INTERRUPTED, stopped
@@ -151,7 +154,8 @@ class Launcher:
             raise
         finally:
             training.end()
-            finished = finished and not self._interrupts
+            self._was_stopped = training.was_stopped
+            finished = finished and not self._was_stopped
             on_each(spawners, lambda spawner: spawner.leave(finished=finished))
 
     def _evaluate(self, test: Path) -> None:

@@ -74,6 +74,7 @@ class Training:
         )
         self._entering = 0  # the generation that has not come to one state yet
         self._committed = self._diverged = False
+        self.was_stopped = False  # before all work was done
         self._asked_away, self._next_look = asked_away, 0.0
         self._stays_until = 0.0  # where hosts meet that do not reach each other
 
@@ -192,6 +193,8 @@ class Training:
             worker.error = event
         elif kind == "saved":
             self._exporter = worker
+        elif kind == "done":
+            self.was_stopped |= bool(event["stopped"])
         if kind in ("vote", "round_end", "set", "trouble"):
             with self._telling_coordinator():
                 getattr(self.coordinator, kind)(worker.name, event)

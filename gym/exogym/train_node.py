@@ -172,6 +172,7 @@ class TrainNode:
             work = self.forward_backward(batches)
             wants_stop = bool(self.should_stop())
             result = self.optimizer_step(work)
+            wants_stop &= self.state.work_is_left  # after the last step nothing is cut short
             if self.round.due(wants_stop):  # at each step (AllReduce), or each H steps (DiLoCo)
                 result = self.round.commit(self.round.run(), result)  # all vote; only then weights change
             self.model.zero_grad(set_to_none=True)

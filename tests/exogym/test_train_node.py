@@ -1,4 +1,5 @@
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -153,6 +154,25 @@ def test_one_rank_that_should_stop_stops_all(strategy):
     assert first.stopped and second.stopped and first.digest == second.digest
     assert second.steps == 7
     assert (first.steps, validated) == ((7, [5]) if strategy is AllReduceStrategy else (100, []))
+
+
+@pytest.mark.parametrize("strategy", [AllReduceStrategy, DiLoCoStrategy, partial(DiLoCoStrategy, overlap_steps=2)])
+def test_who_asks_at_the_last_step_stops_nothing(strategy):
+    """All work is done, so its result is validated, and is that of a run that nobody stopped."""
+
+    def rank_main(comm, stop_at=0):
+        made, events = node(
+            comm=comm,
+            strategy=strategy(),
+            epochs=1,
+            val=steps_of(Points(4), 4),
+            should_stop=lambda: made.state.now.step + 1 == stop_at,
+        )
+        result = made.run()
+        return result.steps, result.stopped, result.digest, [e["step"] for e in events if e["type"] == "validation"]
+
+    [(steps, stopped, *result), other] = run_threads(2, rank_main)
+    assert not stopped and run_threads(2, lambda comm: rank_main(comm, steps)) == [(steps, False, *result), other]
 
 
 class Bad(Tokens):

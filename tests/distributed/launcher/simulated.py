@@ -261,6 +261,8 @@ class Toy:
         if self.host.run.agrees_each_step and self.what == ROUND:
             self._say_step()
         self.made += self.what == ROUND
+        if self.what == END:
+            self.say({"type": "done", "stopped": self.stopping})
         if self.what == END or self.made == self.rounds:
             self.then(self)
         elif not regroup:

@@ -124,6 +124,20 @@ def test_the_first_interrupt_ends_in_order_and_keeps_the_checkpoints(launcher_of
     assert all(host.toy.stopping and host.left == "left" for host in simulated.hosts)
 
 
+def test_an_interrupt_after_the_last_step_leaves_only_the_evaluation(launcher_of, monkeypatch):
+    launcher, simulated = launcher_of(train, test="test.csv")
+    monkeypatch.setattr(launcher, "_evaluate", lambda test: pytest.fail("it was to stop"))
+
+    def interrupt(event: dict) -> None:
+        if event["type"] == "saved":
+            launcher.interrupt()
+
+    monkeypatch.setattr(launcher, "events", Failing(launcher.events, interrupt))
+    assert launcher.run() == ExitStatus.INTERRUPTED
+    assert end_of(launcher)["message"].startswith(NOT_EVALUATED)
+    assert all(host.left == "finished" for host in simulated.hosts)
+
+
 def test_the_second_interrupt_ends_at_once(launcher_of):
     launcher, simulated = launcher_of(train, lambda toy: toy.train(rounds=2), all_rounds=None)
     simulated.background.at(5, launcher.interrupt)
