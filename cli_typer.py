@@ -125,9 +125,21 @@ def main(arguments: list[str] | None = None) -> int:
         return show(refused)
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's usage errors
+            as_setting(error)
             error.show()
             return ExitStatus.USAGE
         raise
+
+
+def as_setting(error: Exception) -> None:
+    """Suggest --set where an option that does not exist is a profile's setting, and the command takes some."""
+    key = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
+    context = getattr(error, "ctx", None)
+    if hasattr(error, "possibilities") and context and any("--set" in each.opts for each in context.command.params):
+        from whisper_tuner.config import Profile
+
+        if key in Profile.__dataclass_fields__:
+            error.possibilities = [f"--set {key}=VALUE"]
 
 
 def show(error: TunerError) -> ExitStatus:

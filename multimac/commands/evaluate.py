@@ -92,7 +92,7 @@ def evaluate(
     asked = (language or (used.language if used else ""), used.task if used else "")
     folders = _folders(chosen, manifests, out, other_way, asked)
     for manifest in manifests:
-        console.print(f"to transcribe: {described_set(manifest)}", soft_wrap=True)
+        console.print(f"test set: {described_set(manifest)}", soft_wrap=True)
     console.print(f"with {', then '.join(model.name for model in chosen)}", soft_wrap=True)
     for model in chosen:
         fetch_model(model.path)

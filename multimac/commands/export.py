@@ -62,7 +62,7 @@ def export(
     to: Annotated[list[str], Option("--to", help="transformers, faster-whisper, whisper.cpp, mlx, onnx or openai.")],
     precision: Annotated[
         str,
-        Option(help="float32 or float16; int8, q8_0 or q5_0. [default: float16; of transformers float32]"),
+        Option(help="float32 or float16; int8, q8_0 or q5_0. [default: float16; of transformers and onnx float32]"),
     ] = "",
     out: Annotated[Path | None, Option(help="Folder to write to. [default: RUN/export]")] = None,
     verify: Annotated[bool, Option("--verify", help="Decode test clips with each runtime, and compare.")] = False,

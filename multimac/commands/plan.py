@@ -265,18 +265,22 @@ def _show(console: Console, job: Job, known: Known, ways: Sequence[Way], best: W
                 links.add_row(f"{pair.source} -> {pair.target}", f"{pair.mbit:.0f}", latency, *exchanges)
         console.print(fitting(console, links))
     console.print()
-    table = simple_table("", "strategy", *PARTS, "in all", "speed-up", "sent")
+    is_choice = len(ways) > 1
+    table = simple_table(*[""] * is_choice, *PARTS, "in all", *["speed-up", "strategy", "sent"] * is_choice)
     for number, way in enumerate(ways, 1):
         found = way.forecast
-        cells = [duration(found.parts[part]) for part in PARTS]
-        sent = size(found.sent) if found.sent else ""
-        table.add_row(str(number), found.strategy, *cells, duration(found.seconds), times(way.speed_up), sent)
+        cells = [duration(found.parts[part]) for part in PARTS] + [duration(found.seconds)]
+        if is_choice:
+            sent = size(found.sent) if found.sent else ""
+            cells = [str(number), *cells, times(way.speed_up), found.strategy, sent]
+        table.add_row(*cells)
     console.print(fitting(console, table))
     console.print()
-    for number, way in enumerate(ways, 1):
+    for number, way in enumerate(ways if is_choice else [], 1):
         console.print(f"{number}: {', '.join(way.forecast.hosts)}; held back by {way.held_back_by}", soft_wrap=True)
     if any(way.forecast.parts != way.forecast.measured for way in ways):
         console.print("corrected by what the last run on the same hosts took", soft_wrap=True)
     count = len(best.forecast.hosts)
     where = f"on {counted(count, 'machine')}" if count > 1 else "on this machine alone"
-    console.print(f"\nThe model is there soonest, or nearly, {where}:\n  {best.command}", soft_wrap=True)
+    soonest = f"The model is there soonest, or nearly, {where}" if is_choice else "To train it"
+    console.print(f"\n{soonest}:\n  {best.command}", soft_wrap=True)

@@ -133,7 +133,8 @@ def _phase(view: RunView) -> str:
         return view.progress or "evaluating"
     if view.is_paused:
         return "paused"
-    return "training" if any(host.state == "training" for host in view.hosts.values()) else "starting"
+    states = {host.state for host in view.hosts.values()}
+    return "training" if "training" in states else "saving" if "done" in states else "starting"
 
 
 def _table(hosts: Sequence[HostView], width: int, room: int, *, now: float) -> list[Text]:

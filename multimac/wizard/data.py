@@ -160,7 +160,8 @@ def _option(name: str, data: Data) -> Option:
         count = counted(lines if train.suffix.lower() in (".jsonl", ".ndjson") else lines - 1, "clip")
     others = [kind for kind in KINDS[1:] if kind in data.manifests]
     more = f", with {' and '.join(others)}" if others else ""
-    label = f"{name} ({shown(train)})" if data.section else str(shown(train))
+    about = ", ".join(filter(None, [str(shown(train)), data.language]))
+    label = f"{name} ({about})" if data.section else about
     return Option(value=name, short=data.section or label, title=f"{label}: {count}{more}")
 
 
@@ -285,7 +286,7 @@ def ask_split(questions: Questions, data: Data, console: Console) -> Data:
     files = next(files for files in offers if _free_or_same(files, done.parts))
     listed = ", ".join(f"{shown(files[kind])}: {counted(len(part), 'clip')}" for kind, part in done.parts.items())
     again = all(path.exists() for path in files.values())
-    console.print(f"{listed} ({'split before' if again else 'written at the end'})", markup=False)
+    console.print(f"{listed} ({'split before' if again else 'to be written'})", markup=False)
     console.print(f"{done.told[0].upper()}{done.told[1:]}.", markup=False)
     samples = data.samples | done.parts
     if again:
@@ -315,7 +316,7 @@ def _grouped(paths: Iterable[Path]) -> list[Manifests]:
     for path in paths:
         match = STEM.fullmatch(path.stem)
         prefix, kind = (match[1], KIND_OF[match[2].lower()]) if match else (path.stem, "train")
-        key = (path.parent, prefix, "" if match else path.suffix)
+        key = (path.parent, prefix, "" if match else path.suffix or "/")  # a folder is no part of tables of its name
         groups.setdefault(key, {}).setdefault(kind, path)
     return list(groups.values())
 

@@ -137,7 +137,7 @@ class Format:
         needed += self.quantizing if precision not in WHOLE else ()
         missing = [name for name in needed if importlib.util.find_spec(name) is None]
         if missing:
-            what = f"{self.name} needs the Python package {' and '.join(missing)}, which is not installed here"
+            what = f"{self.name} needs Python packages that are not installed here: {', '.join(missing)}"
             remedy = f"Install it, in this project's folder: .venv/bin/python -m pip install -e '.[{self.extra}]'"
             raise MissingProgram(what, remedy=remedy)
 

@@ -148,7 +148,7 @@ def test_the_table_and_the_worst_rows(few, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     assert cli_typer.main(["evaluate", str(MODEL), "--data", few.name, "--worst", "1", "--out", "o"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("to transcribe: few.csv: 3 clips, ") and said.count("said ") == said.count("heard ") == 1
+    assert said.startswith("test set: few.csv: 3 clips, ") and said.count("said ") == said.count("heard ") == 1
     assert said.endswith(f"transcripts: predictions.csv in\n  {Path('o/few/bundled-model')}\n")
     table = said[said.rindex("few.csv:") : said.index("Wrong words (WER)")]
     assert said.index("heard  ") < said.index(table)  # figures last, where a terminal of few lines still shows them

@@ -139,7 +139,10 @@ def test_without_a_runtime_the_model_is_written_and_the_others_are_verified(run_
     assert {path.name for path in (run_folder / "export").iterdir()} == written
     assert sum("+0.0" in line for line in told.out.splitlines()) == len(others)
     *_, what, remedy = told.err.splitlines()
-    assert f"error: written, but not verified: faster-whisper needs the Python package {absent}, which" in what
+    assert (
+        f"error: written, but not verified: faster-whisper needs Python packages that are not installed here: {absent}"
+        in what
+    )
     assert "pip install -e '.[faster-whisper]'" in remedy
 
 

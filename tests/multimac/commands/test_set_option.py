@@ -12,6 +12,7 @@ import pytest
 from test_attach_stop import CONFIG
 from waiting import wait_until
 
+import cli_typer
 from distributed.run_dir.log import read_events
 from distributed.run_dir.summary import read_run
 from whisper_tuner.errors import ExitStatus
@@ -38,3 +39,10 @@ def test_a_run_keeps_what_was_set_when_it_is_resumed(tmp_path):
     [run] = tmp_path.glob("runs/2*")
     settings = read_run(run).settings
     assert (settings["max_steps"], settings["learning_rate"], settings["checkpoint_interval"]) == (30, 2e-4, 1)
+
+
+def test_a_setting_given_as_an_option_is_named_as_one(capsys):
+    assert cli_typer.main(["finetune", "demo", "--batch-size", "4"]) == 2
+    assert "--set batch_size=VALUE" in capsys.readouterr().err
+    assert cli_typer.main(["runs", "list", "--batch-size", "4"]) == 2
+    assert "--set" not in capsys.readouterr().err

@@ -63,8 +63,11 @@ def test_manifests_are_found_by_header_and_grouped_by_name(tmp_path):
     (tmp_path / "d").mkdir()
     for name in ("d/1.wav", "d/1.txt", "d/2.wav"):
         (tmp_path / name).touch()
+    for kind in ("train", "test"):  # as an earlier run has split the folder
+        (tmp_path / f"d-{kind}.csv").write_text("audio,text\n")
     found = [{kind: path.name for kind, path in files.items()} for files in find(tmp_path)]
     assert found == [
+        {"train": "d-train.csv", "test": "d-test.csv"},
         {"train": "train.csv", "validation": "dev.csv", "test": "test.tsv"},
         {"train": "fr_train.jsonl", "test": "fr_test.jsonl"},
         {"train": "d"},
