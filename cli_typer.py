@@ -132,14 +132,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def as_setting(error: Exception) -> None:
-    """Suggest --set where an option that does not exist is a profile's setting, and the command takes some."""
+    """Suggest --set, or a profile, where an option that does not exist is one of a profile's settings."""
     key = getattr(error, "option_name", "").lstrip("-").replace("-", "_")
-    context = getattr(error, "ctx", None)
-    if hasattr(error, "possibilities") and context and any("--set" in each.opts for each in context.command.params):
+    if context := hasattr(error, "possibilities") and getattr(error, "ctx", None):
         from whisper_tuner.config import Profile
 
         if key in Profile.__dataclass_fields__:
-            error.possibilities = [f"--set {key}=VALUE"]
+            takes_some = any("--set" in each.opts for each in context.command.params)
+            error.possibilities = [f"--set {key}=VALUE" if takes_some else f"a profile's {key} in config.ini"]
 
 
 def show(error: TunerError) -> ExitStatus:

@@ -188,6 +188,8 @@ class Judge:
             remedy = self.mend
             if not facts["fitting"]:
                 remedy = INSTALL_PYTHON
+            elif self.host.host.python_env and self.is_worker and facts["passed"][0].endswith(GONE):
+                remedy = f"Is python_env right in the hosts file? {self.mend}"
             elif self.host.host.python_env and not "".join(passed[:1]).endswith(GONE):
                 # `hosts setup` clears no folder of the user's.
                 remedy = f"Remove {self.host.host.environment} there. {self.mend}"

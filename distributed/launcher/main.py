@@ -21,7 +21,7 @@ from distributed.hosts.keep_awake import keep_awake
 from distributed.hosts.paths import PROJECT
 from distributed.plan.forecast import learn
 from distributed.plan.launch import Launch, Rank
-from distributed.plan.run_spec import CHECKPOINTS, Rendezvous
+from distributed.plan.run_spec import Rendezvous
 from distributed.run_dir.away import forget_away, read_away
 from distributed.run_dir.folder import only_one
 from distributed.run_dir.log import EventLog
@@ -113,10 +113,10 @@ class Launcher:
             return ExitStatus.ERROR, message + self._again()
 
     def _again(self) -> str:
-        if not any((self.run_dir / CHECKPOINTS).glob("*/*.json")):
+        run = read_run(self.run_dir)
+        if not run.has_checkpoints:
             return ""
-        step = read_run(self.run_dir).checkpoint_step
-        since = "" if step is None else f" from step {step}"
+        since = "" if run.checkpoint_step is None else f" from step {run.checkpoint_step}"
         return f"\n  Go on{since} with: {self.launch.resume_command(self.run_dir)}"
 
     def _train(self) -> None:

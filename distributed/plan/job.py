@@ -123,7 +123,7 @@ def resolve(config: ConfigFile, name: str, *, strategy: str = "diloco", settings
             raise ConfigError(
                 f"{config.path.name}: there is neither a [distributed:{name}] nor a [profile:{name}]"
                 f"{nearest(name, known)}",
-                remedy=f"Known: {', '.join(known) or 'none'}.",
+                remedy=f"Known: {', '.join(known) or 'none'}. Of recordings, `multimac train` and the wizard make one.",
             )
     else:
         section = config.section("distributed", name)

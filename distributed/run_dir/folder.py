@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,14 @@ DISK_REMEDY = "Free some space, or choose another folder with runs_dir."
 
 @contextlib.contextmanager
 def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
-    """Make a folder runs_dir/<date>-<time>-<name>; it is removed if preparing it fails, or unless it is to be kept."""
+    """Make a folder runs_dir/<date>-<time>-<name>; it is removed if preparing it fails.
+
+    One that is not to be kept is no run, so it is made elsewhere, and removed in any case.
+    """
+    if not keep:
+        with tempfile.TemporaryDirectory(prefix="multimac-") as scratch:
+            yield _create(Path(scratch), name)
+        return
     runs_dir = runs_dir.absolute()
     folders = (runs_dir, *runs_dir.parents)
     there = next(folder for folder in folders if os.path.exists(folder))  # noqa: PTH110 - Path.exists raises for a long name
@@ -29,16 +37,13 @@ def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
     try:
         yield path
     except BaseException as error:
-        keep = False
+        shutil.rmtree(path)
+        with contextlib.suppress(OSError):  # of the folders that were made for it, those that nobody else uses
+            for folder in folders[: folders.index(there)]:
+                folder.rmdir()
         if isinstance(error, OSError) and error.errno in DISK:
             raise RunError(f"{error.filename or path}: {error.strerror}", remedy=DISK_REMEDY) from None
         raise
-    finally:
-        if not keep:
-            shutil.rmtree(path)
-            with contextlib.suppress(OSError):  # of the folders that were made for it, those that nobody else uses
-                for folder in folders[: folders.index(there)]:
-                    folder.rmdir()
 
 
 def as_file_name(name: str) -> str:

@@ -119,7 +119,13 @@ class RunSummary:
 
     @property
     def resumable(self) -> bool:
-        return self.state in (INTERRUPTED, FAILED) and bool(self.checkpoints)
+        is_whole = self.message.startswith(NOT_EVALUATED)
+        return self.state in (INTERRUPTED, FAILED) and self.has_checkpoints and not is_whole
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Tell whether some are here, or on other hosts: this one may have been left out."""
+        return bool(self.checkpoints) or (self.over_ssh and self.checkpoint_step is not None)
 
     @property
     def kind_of_work(self) -> tuple:
@@ -241,7 +247,7 @@ def _on_disk(run_dir: Path, events: RunEvents) -> dict[str, Any]:
         "model": _model_in(run_dir),
         "report": report if report.is_file() else None,
         "checkpoints": tuple(found),
-        "checkpoint_step": saved[-1] if found and saved else None,
+        "checkpoint_step": saved[-1] if saved else None,
     }
 
 

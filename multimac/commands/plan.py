@@ -278,6 +278,8 @@ def _show(console: Console, job: Job, known: Known, ways: Sequence[Way], best: W
     console.print()
     for number, way in enumerate(ways if is_choice else [], 1):
         console.print(f"{number}: {', '.join(way.forecast.hosts)}; held back by {way.held_back_by}", soft_wrap=True)
+    if is_choice:
+        console.print("speed-up: over the fastest machine alone", soft_wrap=True)
     if any(way.forecast.parts != way.forecast.measured for way in ways):
         console.print("corrected by what the last run on the same hosts took", soft_wrap=True)
     count = len(best.forecast.hosts)

@@ -267,7 +267,8 @@ def _announce(
     console.print(f"{counted(clips, 'clip')}, {steps}")
     if told:
         console.print(told, soft_wrap=True)
-    console.print(f"run folder: {shown(run_dir)}", soft_wrap=True)
+    if not dry_run:
+        console.print(f"run folder: {shown(run_dir)}", soft_wrap=True)
     for kind in ("validation", "test"):
         if job.origin.get(kind) == BESIDE:
             console.print(f"{kind}: {shown(getattr(job.profile, kind))}, found beside train", soft_wrap=True)

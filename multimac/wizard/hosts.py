@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from distributed.checkup.preflight import Report, preflight, unique
-from distributed.checkup.speed import measure, remember
+from distributed.checkup.speed import measure, remember, remembered
 from distributed.hosts.discovery import State, why_none
 from distributed.hosts.interfaces import route_to
 from distributed.plan.automatic import FEWEST_ROUNDS, PLAIN, Conditions, Measured, chosen
@@ -260,6 +260,8 @@ def _probe(questions: Questions, draft: Draft, group: Group, scratch: Path, cons
     job = draft.job().with_profile(frozen_precision=group.frozen_precision)  # as the run that may remember it
 
     def try_steps() -> list[Speed]:
+        if known := remembered(job, group.hosts, alone=True):
+            return known
         with contextlib.ExitStack() as stack:
             remotes: list[Remote] = on_each(group.hosts.workers, Remote.connect)
             for remote in remotes:

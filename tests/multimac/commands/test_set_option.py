@@ -44,5 +44,5 @@ def test_a_run_keeps_what_was_set_when_it_is_resumed(tmp_path):
 def test_a_setting_given_as_an_option_is_named_as_one(capsys):
     assert cli_typer.main(["finetune", "demo", "--batch-size", "4"]) == 2
     assert "--set batch_size=VALUE" in capsys.readouterr().err
-    assert cli_typer.main(["runs", "list", "--batch-size", "4"]) == 2
-    assert "--set" not in capsys.readouterr().err
+    assert cli_typer.main(["train", "recordings", "--batch-size", "4"]) == 2
+    assert "a profile's batch_size in config.ini" in capsys.readouterr().err
