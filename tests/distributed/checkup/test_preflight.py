@@ -124,7 +124,10 @@ def test_each_host_is_wrong_in_another_way(no_torch, ssh_server, worker, tmp_pat
     assert "refused: port 1: Connection refused" in said
     assert f"locked: no key was accepted for user {worker.user or ''}".rstrip() in said
     assert "no-such-host.invalid: the name no-such-host.invalid is not known" in said
-    assert "there is no usable Python at /no/such/environment/bin/python\n  Run: multimac hosts setup" in said
+    assert (
+        "there is no usable Python at /no/such/environment/bin/python\n  Is python_env right in the hosts file? Run"
+        in said
+    )
     assert report.hosts[5].space and report.hosts[5].clock_ahead_s is not None  # another Python could tell
     with pytest.raises(HostError) as raised:
         report.raise_if_errors()

@@ -103,8 +103,8 @@ def test_to_go_on_is_proposed_only_where_that_may_help(launcher_of, kind, cured)
 
 
 def keep_a_checkpoint(launcher: Launcher) -> None:
-    (launcher.run_dir / CHECKPOINTS / "host0").mkdir(parents=True)
-    (launcher.run_dir / CHECKPOINTS / "host0" / "1.json").touch()
+    (launcher.run_dir / CHECKPOINTS / "0000001").mkdir(parents=True)
+    (launcher.run_dir / CHECKPOINTS / "0000001" / "host0.json").touch()
 
 
 def test_a_host_that_cannot_be_reached_at_first_is_an_error_of_its_own(launcher_of):

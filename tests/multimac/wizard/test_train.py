@@ -83,7 +83,11 @@ def test_a_hosts_file_may_be_named_from_here(tmp_path, monkeypatch):
     [
         ("en", "", "Name one that is on this disk with --model FOLDER."),  # the demo's model is nobody's voice
         # Nor is an English-only one a Frenchman's.
-        ("fr", "tiny.en", "tiny.en is on this disk, but it is English-only: name it as the model to train it all the"),
+        (
+            "fr",
+            "tiny.en",
+            "tiny.en is on this disk, but knows English only. It can learn fr all the same, if you choose it.",
+        ),
         ("en", "tiny.en", "tiny.en is on this disk"),
         ("fr", "tiny", "tiny is on this disk"),
     ],
