@@ -140,7 +140,7 @@ TYPES = {
         "host reason given_up",
         lambda e: f"{e.host} is lost{' and not tried again' if e.given_up else ''}: {e.reason}",
     ),
-    "back": Type("host"),
+    "back": Type("host", lambda e: f"{e.host} is back"),
     "away": Type("host reason", lambda e: f"{e.host} is left out: {e.reason}"),
     "generation": Type("number hosts"),
     "paused": Type("hosts min_hosts away?", lambda e: _pause_line(e)),

@@ -95,8 +95,6 @@ def faults_of(events: RunEvents, private: Private) -> tuple[list[Fault], int]:
             view.lines.clear()
             if event.type == "end":  # without what to do about it, which is past
                 view.lines += [] if event.status == ExitStatus.OK else event.message.splitlines()[:1]
-            elif event.type == "back":
-                view.lines.append(f"{event.host} is back")
             else:
                 view.take(event)
             found += [(event.time, line) for line in view.lines]

@@ -164,6 +164,7 @@ def test_who_is_lost_goes_on_and_joins_is_told_in_lines(tmp_path):
     assert told == [
         "h2 is lost: the SSH connection was lost",
         "training continues with h1, h3",
+        "h2 is back",
         "training continues with h1, h2, h3",
         "h2 joins after step 3; its inner optimizer starts afresh",
         "h3 is lost: the SSH connection was lost",
@@ -447,4 +448,5 @@ def test_one_that_is_left_out_is_told_once_until_it_is_back_or_the_reason_is_ano
     for kind, reason in told:
         take(view, {"type": kind, "host": "h2", "reason": reason})
         take(view, {"type": "phase", "host": "h2", "phase": "load"})
-    assert view.lines == [f"h2 is left out: {reason}" for reason in ("as asked", "on battery", "on battery")]
+    out = [f"h2 is left out: {reason}" for reason in ("as asked", "on battery", "on battery")]
+    assert view.lines == [*out[:2], "h2 is back", out[2]]
