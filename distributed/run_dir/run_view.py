@@ -117,7 +117,10 @@ class RunView:
             for host in map(self._host, event.hosts):
                 host.state = "training" if host.total_steps else host.state
             if event.number > 1:
-                self.lines.append(f"training continues with {', '.join(event.hosts)}")
+                giving = [name for name in event.hosts if self._host(name).is_out]  # only their state to the others
+                goes_on = [name for name in event.hosts if name not in giving] or event.hosts
+                state = f", from the state of {', '.join(giving)}" if giving and goes_on != event.hosts else ""
+                self.lines.append(f"training continues with {', '.join(goes_on)}{state}")
         elif kind == "resume":
             self._take_resume(event)
         elif kind in ("paused", "apart"):

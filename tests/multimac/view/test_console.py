@@ -450,3 +450,15 @@ def test_one_that_is_left_out_is_told_once_until_it_is_back_or_the_reason_is_ano
         take(view, {"type": "phase", "host": "h2", "phase": "load"})
     out = [f"h2 is left out: {reason}" for reason in ("as asked", "on battery", "on battery")]
     assert view.lines == [*out[:2], "h2 is back", out[2]]
+
+
+def test_one_that_is_left_out_only_gives_its_state():
+    view = RunView()
+    for kind, about in (
+        ("generation", {"number": 1, "hosts": ["h1", "h2"]}),
+        ("away", {"host": "h1", "reason": "as asked"}),
+        ("generation", {"number": 2, "hosts": ["h1", "h2"]}),
+        ("generation", {"number": 3, "hosts": ["h2"]}),
+    ):
+        take(view, {"type": kind, **about})
+    assert view.lines[1:] == ["training continues with h2, from the state of h1", "training continues with h2"]
