@@ -81,8 +81,7 @@ def prepare_run(
         check_pipeline(job, len(labels))
     if local_ranks > 1 and not profile.num_threads:  # ranks of one machine share its cores
         profile = dataclasses.replace(profile, num_threads=max(1, (os.cpu_count() or 1) // local_ranks))
-    checked = _checked(profile, len(labels), run_dir, show_status)
-    profile = with_timestamps(profile)
+    checked, profile = _checked(profile, len(labels), run_dir, show_status), with_timestamps(profile)
     manifests = _written(checked, run_dir)
     shards = _shards(manifests, profile.shards or labels, whole=is_pipeline)
     clips, shard_count = len(manifests["train"].samples), 1 if is_pipeline else len(shards["train"])
