@@ -16,12 +16,14 @@ from random import Random
 import numpy as np
 
 from whisper_tuner.config import Profile
+from whisper_tuner.data.audio import SAMPLE_RATE
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.labels import LabelEncoder
 from whisper_tuner.timed_text import Said, said_in
 
 CUT = 0.75  # of the windows of a recording end amid a sentence
 HEARD = (0.2, 0.8)  # of the sentence
+NO_SPEECH, NO_SPEECH_S = 0.25, (2.0, 30.0)  # of the steps with timestamps; seconds of noise
 PARTS = 4  # a mask is at most one of so many parts of a clip, so that the shortest is not masked whole
 
 
@@ -94,6 +96,21 @@ class Augmentation:
         sample, share = chance.choice(samples), chance.uniform(*HEARD)
         fits = sample.text and sample.language == step[0].language and sample not in step
         return (sample, share) if fits and chance.random() < CUT else None
+
+    def noise(self, first: Sample, epoch: int) -> np.ndarray | None:
+        """Return a waveform in which nobody speaks, for some of the steps with timestamps; None for the others.
+
+        It is noise from white to brown: that is what pauses of recordings are. A model that hears only speech in
+        training writes words whatever it hears.
+        """
+        chance = self._chance("noise", first, epoch)
+        if not self.has_timestamps(first, epoch) or chance.random() >= NO_SPEECH:
+            return None
+        samples = round(chance.uniform(*NO_SPEECH_S) * SAMPLE_RATE)
+        spectrum = np.fft.rfft(np.random.default_rng(chance.getrandbits(64)).standard_normal(samples))
+        spectrum[1:] /= np.arange(1, len(spectrum)) ** chance.uniform(0.0, 1.0)
+        waveform = np.fft.irfft(spectrum, samples)
+        return (10 ** chance.uniform(-4.0, -1.0) * waveform / np.abs(waveform).max()).astype(np.float32)
 
     def longest_label(self, tokens: int, encoder: LabelEncoder) -> int:
         """The most that a label without timestamps and previous text may come to, of so many tokens."""

@@ -38,7 +38,7 @@ from whisper_tuner.data.batch_shapes import (
 from whisper_tuner.data.dataset import Sample
 from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.feature_store import FeatureStore
-from whisper_tuner.data.features import pad_log_mel
+from whisper_tuner.data.features import log_mel, pad_log_mel
 from whisper_tuner.data.labels import IGNORED, Label, LabelEncoder
 from whisper_tuner.data.steps import (
     MEL_FRAMES,
@@ -54,6 +54,7 @@ from whisper_tuner.data.steps import (
 from whisper_tuner.data.windows import Clip, Window
 from whisper_tuner.errors import DataError
 from whisper_tuner.problems import Problem
+from whisper_tuner.timed_text import Said
 
 Assign = Callable[[Sequence[Sample], Sequence[str], Sequence[float]], list[list[Sample]]]
 
@@ -315,6 +316,9 @@ class ShardBatches:
             last = self._clip(cut[0], samples[0], given_up) if cut else None
             order = self._augmentation.order(epoch, samples[0])
             clips = self._window.of(clips, order, last.cut(cut[1]) if cut and last else None)
+            if (noise := self._augmentation.noise(samples[0], epoch)) is not None:
+                silent = self._labels.encode("", language=samples[0].language, timed=[Said(0.0, 0.0, "")])
+                clips.append(Clip(ids=(), log_mel=log_mel(noise, self._features.extractor), label=silent))
         full = self._full.get(epoch, set()) if self._has_windows else set()
         is_full = [any(self._number[name] in full for name in clip.ids) for clip in clips]
         frames = [self._full_frames if it else self._frames(c.frames) for c, it in zip(clips, is_full, strict=True)]
