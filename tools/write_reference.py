@@ -119,8 +119,9 @@ machine trains it, and after a resume; only timestamps go by the step. Validatio
 * With `timestamps_share` this share of the steps is trained with timestamps: the text stands between the times at which
   the clip begins and ends, or each of its parts between its own times, if the manifest has them
   ([`timed_text`](data.md#columns)). The clips of such a step are joined to windows of up to 30 s, most of which cut one
-  more clip, as windows of a long recording do. A model that is trained without forgets to write times, which long
-  recordings and subtitles need. The model must have these tokens. Where the outputs of an encoder that is not trained
+  more clip, as windows of a long recording do. A quarter of such steps have a window of noise besides, in which nobody
+  speaks and nothing is to be written. A model that is trained without forgets to write times, which long recordings and
+  subtitles need. The model must have these tokens. Where the outputs of an encoder that is not trained
   are kept (`encoder_cache_gb`), or memory is short, clips are not joined.
 * With `previous_text_share` the text of the row before is the prompt, if it is in the same language: its last 223
   tokens, as in Whisper. Prompts are not learnt. Useful where the rows of a manifest follow each other in a recording.

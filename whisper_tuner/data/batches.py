@@ -318,7 +318,8 @@ class ShardBatches:
             clips = self._window.of(clips, order, last.cut(cut[1]) if cut and last else None)
             if (noise := self._augmentation.noise(samples[0], epoch)) is not None:
                 silent = self._labels.encode("", language=samples[0].language, timed=[Said(0.0, 0.0, "")])
-                clips.append(Clip(ids=(), log_mel=log_mel(noise, self._features.extractor), label=silent))
+                mel = log_mel(noise, self._features.extractor)[:, : self._window.frames]
+                clips.append(Clip(ids=(), log_mel=mel, label=silent))
         full = self._full.get(epoch, set()) if self._has_windows else set()
         is_full = [any(self._number[name] in full for name in clip.ids) for clip in clips]
         frames = [self._full_frames if it else self._frames(c.frames) for c, it in zip(clips, is_full, strict=True)]

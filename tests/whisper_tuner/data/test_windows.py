@@ -11,7 +11,7 @@ from whisper_tuner.data.batches import ShardBatches
 from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.features import log_mel
-from whisper_tuner.data.labels import label_encoder
+from whisper_tuner.data.labels import IGNORED, label_encoder
 from whisper_tuner.data.windows import Clip, Window
 from whisper_tuner.timed_text import Said
 
@@ -186,3 +186,18 @@ def test_where_memory_is_too_small_or_the_encoder_is_kept_nothing_is_joined(clip
         assert batches.full_clip() is None
         steps = batches.plan(0, None, ["a"], [1.0])[0]
         assert sum(len(batch["labels"]) for step in batches.read(steps) for batch in step) == len(clips)
+
+
+def test_in_some_windows_nobody_speaks_and_only_their_end_is_learnt(clips, batches_of):
+    batches = batches_of(clips, batch_size=4, timestamps_share=1.0)
+    batches.layout = dataclasses.replace(batches.layout, is_padded=True)
+    silent, steps = [], 0
+    for epoch in range(8):
+        batches.begin_epoch(epoch)
+        for step in batches.read(batches.plan(epoch, None, ["a"], [1.0])[0]):
+            steps += 1
+            rows = [row for batch in step for row in batch["labels"].tolist()]
+            silent += [row for row in rows if sum(token != IGNORED for token in row) == 2]
+    times, end = batches._labels.first_timestamp, batches._labels.end
+    assert 0.1 * steps < len(silent) < 0.4 * steps
+    assert all([token for token in row if token != IGNORED] == [times, end] for row in silent)
