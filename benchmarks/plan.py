@@ -28,7 +28,6 @@ from benchmarks.base import (  # noqa: E402
     BUNDLED_DATA,
     BUNDLED_MODEL,
     Done,
-    config_text,
     names,
     parser_of,
     profile_of,
@@ -37,7 +36,7 @@ from benchmarks.base import (  # noqa: E402
 )
 from benchmarks.scaling import BUNDLED_SETTINGS, SETTINGS  # noqa: E402
 from benchmarks.scaling_cases import BATCH, LINKS  # noqa: E402
-from benchmarks.scaling_run import called, write_hosts  # noqa: E402
+from benchmarks.scaling_run import called, new_case, write_hosts  # noqa: E402
 from distributed.plan.forecast import FACTS  # noqa: E402
 from distributed.run_dir.summary import PARTS, read_run  # noqa: E402
 
@@ -85,16 +84,12 @@ class Bench:
         ]
 
     def measure(self, case: Case) -> dict:
-        folder = self.out / str(case).replace("/", "_")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
         FACTS.file.unlink(missing_ok=True)  # of hosts with the same addresses, and other links
         profile = profile_of(
             self.model,
             self.data,
             test=self.data / "test.csv",
             language=self.args.language,
-            runs_dir=folder / "runs",
             method=case.method,
             max_steps=case.max_steps,
             batch_size=BATCH,
@@ -102,7 +97,7 @@ class Bench:
             device="cpu",
             **json.loads(case.settings),
         )
-        (folder / "config.ini").write_text(config_text({"profile:bench": profile}), encoding="utf-8")
+        folder = new_case(self.out, case, profile)
         shown = (self.model, self.data, self.out)
         with Lab(
             hosts=case.hosts, rate=case.link, cpus=case.cpu, shared_home=True, folder=self.out / "lab", shown=shown

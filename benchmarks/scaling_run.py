@@ -28,6 +28,16 @@ TRAINS = ("distributed.worker.main", "distributed.worker.speed")
 ENV = {"PYTHONPATH": f"{PROJECT}/gym:{PROJECT}", "OMP_NUM_THREADS": "1"}
 
 
+def new_case(out: Path, case: object, profile: Mapping[str, object]) -> Path:
+    """Make the folder of a case anew, with a config.ini of one profile, `bench`, whose runs are kept there."""
+    folder = out / str(case).replace("/", "_")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    sections = {"profile:bench": {**profile, "runs_dir": folder / "runs"}}
+    (folder / "config.ini").write_text(config_text(sections), encoding="utf-8")
+    return folder
+
+
 def write_hosts(lab: Lab, folder: Path) -> Path:
     """Write a hosts file of a lab's hosts, the first of which is the master."""
     workers = [{"host": lab[name].address, "project_path": f"~/project-{name}"} for name in [*lab.hosts][1:]]

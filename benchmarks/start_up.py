@@ -31,7 +31,6 @@ from benchmarks.base import (  # noqa: E402
     BUNDLED_MODEL,
     PROJECT,
     Done,
-    config_text,
     names,
     parser_of,
     profile_of,
@@ -39,7 +38,7 @@ from benchmarks.base import (  # noqa: E402
     table,
 )
 from benchmarks.scaling_cases import BATCH  # noqa: E402
-from benchmarks.scaling_run import ENV, called, write_hosts  # noqa: E402
+from benchmarks.scaling_run import ENV, called, new_case, write_hosts  # noqa: E402
 from distributed.run_dir.log import read_events  # noqa: E402
 
 STEPS = 2
@@ -79,21 +78,17 @@ class Bench:
         ]
 
     def measure(self, case: Case) -> dict:
-        folder = self.out / str(case).replace("/", "_")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
         profile = profile_of(
             self.model,
             self.data,
             language=self.args.language,
-            runs_dir=folder / "runs",
             method=case.method,
             max_steps=STEPS,
             batch_size=BATCH,
             num_threads=1,
             device="cpu",
         )
-        (folder / "config.ini").write_text(config_text({"profile:bench": profile}), encoding="utf-8")
+        folder = new_case(self.out, case, profile)
         shown = (self.model, self.data, self.out)
         with Lab(hosts=case.hosts, cpus=case.cpu, shared_home=True, folder=self.out / "lab", shown=shown) as lab:
             command = ["distributed-train", "bench", "--hosts", str(write_hosts(lab, folder))]

@@ -188,11 +188,12 @@ class Judge:
             remedy = self.mend
             if not facts["fitting"]:
                 remedy = INSTALL_PYTHON
-            elif self.host.host.python_env and self.is_worker and facts["passed"][0].endswith(GONE):
-                remedy = f"Is python_env right in the hosts file? {self.mend}"
-            elif self.host.host.python_env and not "".join(passed[:1]).endswith(GONE):
+            elif self.host.host.python_env:
+                is_gone = "".join(passed[:1]).endswith(GONE)
                 # `hosts setup` clears no folder of the user's.
-                remedy = f"Remove {self.host.host.environment} there. {self.mend}"
+                clear = f"Remove {self.host.host.environment} there."
+                first = "Is python_env right in the hosts file?" if is_gone else clear
+                remedy = f"{first} {self.mend}"
             yield self.problem("python", what, remedy)
             return
         if why := self.pins.unfit(facts["python"]):

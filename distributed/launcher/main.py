@@ -98,7 +98,7 @@ class Launcher:
             return ExitStatus.OK, ""
         except KeyboardInterrupt:
             self._at_once = True
-            kept = "; final/ has the model of an earlier stop" if (self.run_dir / "final").is_dir() else ""
+            kept = "; what was trained before is in final/" if (self.run_dir / "final").is_dir() else ""
             stopped = "stopped at once" + (self._again() or kept or "; nothing was saved yet")
             if self._trained:
                 stopped = f"{NOT_EVALUATED}\n  Measure it with: multimac evaluate {self.launch.named(self.run_dir)}"

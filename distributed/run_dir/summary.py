@@ -119,13 +119,12 @@ class RunSummary:
 
     @property
     def resumable(self) -> bool:
-        is_whole = self.message.startswith(NOT_EVALUATED)
-        return self.state in (INTERRUPTED, FAILED) and self.has_checkpoints and not is_whole
+        return self.state in (INTERRUPTED, FAILED) and self.has_checkpoints
 
     @property
     def has_checkpoints(self) -> bool:
-        """Tell whether some are here, or on other hosts: this one may have been left out."""
-        return bool(self.checkpoints) or (self.over_ssh and self.checkpoint_step is not None)
+        """Tell whether some are here, or on other hosts alone, as where this one was left out."""
+        return bool(self.checkpoints) or self.checkpoint_step is not None
 
     @property
     def kind_of_work(self) -> tuple:
@@ -165,7 +164,9 @@ def read_history(
         if not only_asked and read is None:
             events = scan(run_dir / "events.jsonl")
         state, message = _state(run_dir, events.attempts, ended=ended)
-        known |= _on_disk(run_dir, events) | figures(events)
+        # Other hosts have theirs until all is trained.
+        is_elsewhere = known["over_ssh"] and state != FINISHED and not message.startswith(NOT_EVALUATED)
+        known |= _on_disk(run_dir, events, is_elsewhere=is_elsewhere) | figures(events)
         if message.startswith(NOT_EVALUATED) and known["wer_after"] is not None:  # somebody has measured it since
             state, message = FINISHED, ""
         if state == FINISHED and known["expected"] and len(events.attempts) == 1:
@@ -237,7 +238,8 @@ def _state(run_dir: Path, attempts: Sequence[Attempt], *, ended: bool) -> tuple[
     return states.get(ends[-1].status, FAILED), ends[-1].message
 
 
-def _on_disk(run_dir: Path, events: RunEvents) -> dict[str, Any]:
+def _on_disk(run_dir: Path, events: RunEvents, *, is_elsewhere: bool) -> dict[str, Any]:
+    """Return what is in the folder. is_elsewhere: checkpoints may be on other hosts alone."""
     folder, report = run_dir / "checkpoints", run_dir / REPORT
     found: list[Path] = []
     with contextlib.suppress(FileNotFoundError):  # a running run drops old ones, and at its end all
@@ -247,7 +249,7 @@ def _on_disk(run_dir: Path, events: RunEvents) -> dict[str, Any]:
         "model": _model_in(run_dir),
         "report": report if report.is_file() else None,
         "checkpoints": tuple(found),
-        "checkpoint_step": saved[-1] if saved else None,
+        "checkpoint_step": saved[-1] if saved and (found or is_elsewhere) else None,
     }
 
 

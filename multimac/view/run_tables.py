@@ -63,7 +63,7 @@ def simple_table(first: str, *others: str) -> Table:
 def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
     """Return label and value of everything that is known of a run."""
     per_second = f"{run.clips_per_s:.1f} clips/s" if run.clips_per_s else ""
-    saved = str(len(run.checkpoints) or "")
+    saved = str(len(run.checkpoints) or ("on other hosts" if run.has_checkpoints else ""))
     if run.checkpoint_step is not None:
         saved += f", the newest at step {run.checkpoint_step}"
     begun = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created))

@@ -98,13 +98,12 @@ class Augmentation:
         return (sample, share) if fits and chance.random() < CUT else None
 
     def noise(self, first: Sample, epoch: int) -> np.ndarray | None:
-        """Return a waveform in which nobody speaks, for some of the steps with timestamps; None for the others.
+        """Return a waveform from white to brown noise for some of the steps with timestamps; None for the others.
 
-        It is noise from white to brown: that is what pauses of recordings are. A model that hears only speech in
-        training writes words whatever it hears.
+        A model that hears speech in all windows of its training writes words whatever it hears.
         """
         chance = self._chance("noise", first, epoch)
-        if not self.has_timestamps(first, epoch) or chance.random() >= NO_SPEECH:
+        if chance.random() >= NO_SPEECH:
             return None
         samples = round(chance.uniform(*NO_SPEECH_S) * SAMPLE_RATE)
         spectrum = np.fft.rfft(np.random.default_rng(chance.getrandbits(64)).standard_normal(samples))

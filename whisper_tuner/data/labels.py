@@ -32,7 +32,7 @@ IGNORED = -100  # the label value that the loss leaves out
 MULTILINGUAL_START = 50_258  # <|startoftranscript|> in OpenAI's multilingual models; it is 50257 in English-only ones
 NO_TIMESTAMPS, PREVIOUS = "<|notimestamps|>", "<|startofprev|>"
 TIMESTAMP_S = 0.02
-TIMESTAMPS_SHARE = 0.5  # measured: benchmarks/quality.py
+TIMESTAMPS_SHARE = 0.5  # the only one that was compared with 0: benchmarks/quality.py
 TIMESTAMPS = 1501  # tokens, <|0.00|> to <|30.00|>
 TIMESTAMP = re.compile(r"<\|\d+\.\d\d\|>")
 LAYOUT = "Give a folder in transformers layout, or a hub id."
@@ -202,10 +202,10 @@ def _special_tokens(base_model: str) -> tuple[bool, bool]:
         ids = dict(stored["model"]["vocab"] if stored else settings_of(base_model, "vocab.json"))
         named = [(each["content"], each["id"]) for each in stored["added_tokens"]] if stored else ()
         ids |= dict(named or settings_of(base_model, "added_tokens.json"))
+        vocabulary = settings_of(base_model, "config.json").get("vocab_size", 0)
+        return first_timestamp(ids, vocabulary) is not None, PREVIOUS in ids
     except (KeyError, TypeError, ValueError):
         raise ModelError(f"{base_model}: its tokenizer does not load", remedy="Copy the model again.") from None
-    vocabulary = settings_of(base_model, "config.json").get("vocab_size", 0)
-    return first_timestamp(ids, vocabulary) is not None, PREVIOUS in ids
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class Runs:
     def end(self, path: Path, status: int, message: str) -> None:
         events = [event for event in self.events(path) if event["type"] not in ("end", "evaluation")]
         self.write(path, [*events, {"time": time.time(), "type": "end", "status": status, "message": message}])
-        (path / "wer.json").unlink()
+        (path / "wer.json").unlink(missing_ok=True)
 
     def checkpoint(self, path: Path) -> None:
         for number in ("0000002", "0000004"):
@@ -271,6 +271,21 @@ def test_steps_of_a_host_are_those_that_it_made_and_a_loss_tells_whether_it_is_b
     assert mini.steps == 2 and read_run(path).lost == {"mini": "once, not back"}
     runs.write(path, [*events, *theirs, *lost, {"type": "back", "host": "mini", "time": now + 139}])
     assert "mini: once, for 2:19" in cli("runs", "show", path.name)[1]
+
+
+def test_checkpoints_that_only_other_hosts_have_count_until_all_is_trained(runs, cli):
+    path = runs.copy("20260102-000000-away")
+    asked = json.loads((path / "run.json").read_text())
+    asked["ranks"][0]["host"] = {"address": "mini"}
+    (path / "run.json").write_text(json.dumps(asked))
+    [step, *_] = [event for event in runs.events(path) if event["type"] == "step"]
+    runs.write(path, [*runs.events(path)[:-1], step | {"type": "checkpoint"}, runs.events(path)[-1]])
+    assert "checkpoints" not in cli("runs", "show", path.name)[1] and not read_run(path).resumable
+    runs.end(path, ExitStatus.INTERRUPTED, NOT_EVALUATED)
+    assert not read_run(path).resumable
+    runs.end(path, ExitStatus.INTERRUPTED, "stopped as asked")
+    shown = cli("runs", "show", path.name)[1]
+    assert read_run(path).resumable and f"on other hosts, the newest at step {step['step']}" in shown
 
 
 def test_what_evaluate_measures_on_the_own_test_set_is_told_by_runs(runs, cli):
