@@ -122,7 +122,9 @@ machine trains it, and after a resume; only timestamps go by the step. Validatio
   more clip, as windows of a long recording do. A quarter of such steps have a window of noise besides, in which nobody
   speaks and nothing is to be written. A model that is trained without forgets to write times, which long recordings and
   subtitles need. The model must have these tokens. Where the outputs of an encoder that is not trained
-  are kept (`encoder_cache_gb`), or memory is short, clips are not joined.
+  are kept (`encoder_cache_gb`), or memory is short, clips are not joined. With 400 short French clips (tiny.en, LoRA, 5
+  epochs as `multimac train` chooses them, one seed) WER of 79 other clips was 28.7, and of the same clips in recordings
+  of 90 s 30.3; with `timestamps_share = 0` 27.0 and 33.5. Whoever transcribes short clips alone may set it to 0.
 * With `previous_text_share` the text of the row before is the prompt, if it is in the same language: its last 223
   tokens, as in Whisper. Prompts are not learnt. Useful where the rows of a manifest follow each other in a recording.
 * With `no_speech = train` a row with an empty text teaches the model to write nothing. Published models forbid that in
