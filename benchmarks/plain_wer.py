@@ -3,7 +3,9 @@
 python benchmarks/plain_wer.py runs/ID/final data/test.csv
 python benchmarks/plain_wer.py runs/ID/final data/test.csv --base openai/whisper-tiny    (a LoRA adapter and its base)
 
-With `--clips` it prints JSON instead: [errors, words] of each clip. Other benchmarks call `transcribed`.
+With `--clips` it prints JSON instead: [errors, words] of each clip. Other benchmarks call `transcribed`. A text ends at
+twice the tokens of what was said, and ten: a model that repeats itself is wrong by then, and one such clip would
+outweigh all others.
 """
 
 from __future__ import annotations
@@ -40,12 +42,14 @@ def main() -> None:
     model = WhisperForConditionalGeneration.from_pretrained(args.base or args.model).eval()
     model = PeftModel.from_pretrained(model, args.model).get_base_model() if args.base else model
     model = model.to(args.device)
-    longest = model.config.max_target_positions // 2
     references, heard = [], []
     for row in list(csv.DictReader(args.manifest.read_text(encoding="utf-8").splitlines()))[: args.most]:
         audio, rate = soundfile.read(args.manifest.parent / row["audio_path"])
         features = processor(audio, sampling_rate=rate, return_tensors="pt").input_features.to(args.device)
-        heard += processor.batch_decode(model.generate(features, max_new_tokens=longest), skip_special_tokens=True)
+        most = min(
+            2 * len(processor.tokenizer(row["transcription"]).input_ids) + 10, model.config.max_target_positions // 2
+        )
+        heard += processor.batch_decode(model.generate(features, max_new_tokens=most), skip_special_tokens=True)
         references.append(row["transcription"])
     references, heard = [plain(text) for text in references], [plain(text.strip()) for text in heard]
     if not args.clips:

@@ -33,7 +33,7 @@ from benchmarks.plain_wer import against, plain, transcribed, unseen, wer  # noq
 
 SETTINGS = {
     "full": {"epochs": 3, "batch_size": 8, "learning_rate": 1e-4},
-    "lora": {"epochs": 3, "batch_size": 8, "learning_rate": 1e-3},
+    "lora": {"epochs": 5, "batch_size": 8, "learning_rate": 1e-3},
 }
 UNTOUCHED, DEFAULTS = "untouched", "defaults"
 RATE, RECORDING_S, LONGEST_S = 16_000, 90.0, 30.0
