@@ -27,7 +27,7 @@ import torch.distributed as dist
 from distributed.checkup.this_machine import one_machine
 from distributed.hosts.keep_awake import keep_awake
 from distributed.hosts.paths import PROJECT, STORE
-from distributed.launcher.evaluate import evaluate_run
+from distributed.launcher.evaluate import evaluate_launch
 from distributed.launcher.follow import PlainScreen
 from distributed.launcher.main import REPORT_S, report_event
 from distributed.launcher.notify import Notifier
@@ -231,11 +231,11 @@ class LaunchedRun:
             tell({"type": "model", "path": str(run_dir / "final")})
             if self._was_stopped:
                 return ExitStatus.INTERRUPTED, f"stopped as asked; what was trained so far is in final/{again}"
-            if launch.test:
+            if launch.test or launch.keeps:
                 if self._asked:  # after the last step
                     raise KeyboardInterrupt
                 tell({"type": "phase", "phase": "evaluate"})
-                evaluate_run(spec, Path(launch.test), tell)
+                evaluate_launch(launch, spec, tell)
             shutil.rmtree(run_dir / CHECKPOINTS, ignore_errors=True)  # the others have left
             return ExitStatus.OK, ""
         except KeyboardInterrupt:

@@ -15,6 +15,7 @@ from whisper_tuner.files import expanded
 
 INHERITED = ("model", "dataset")  # kinds of sections that a profile is made of
 KINDS = (*INHERITED, "profile", "distributed")
+OF_DATA = ("train", "validation", "test", "keeps", "layout", "audio_column", "text_column", "encoding", "delimiter")
 OF_RUNS = ("notify",)  # keys that any section may have, though they belong to no profile: see distributed/plan/job.py
 SIZES = "tiny tiny.en base base.en small small.en medium medium.en large large-v2 large-v3 large-v3-turbo"
 WHISPERS = [f"openai/whisper-{size}" for size in SIZES.split()]  # all that OpenAI has on the hub
@@ -48,6 +49,11 @@ class Profile:
     )
     test: Path | None = setting(
         None, "clips for WER before and after; without this key, those beside train", example="recordings/test.csv"
+    )
+    keeps: tuple[str, ...] = setting(
+        (),
+        "what the model is still to know: names of [dataset:NAME], or lists of clips; WER is measured on them, too",
+        example="english",
     )
     layout: str = setting("", "layout of the data set, where its files fit several (data.md)", example="subtitles")
     audio_column: str = setting("", "column of the audio's names; without a header, its number", example="Datei")

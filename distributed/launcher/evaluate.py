@@ -17,7 +17,8 @@ from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from distributed.hosts.paths import STORE, SyncItem, code_items, folder_items
 from distributed.plan.forecast import WORTH_S
-from distributed.plan.launch import Rank
+from distributed.plan.job import KeptSet
+from distributed.plan.launch import Launch, Rank
 from distributed.plan.prepare import audio_items, model_on_hosts
 from distributed.plan.run_spec import AFTER, BEFORE, DecodeSpec, RunSpec
 from distributed.run_dir.away import ASKED
@@ -52,6 +53,21 @@ CHECK_BATCH_SIZE = 8
 HERE = "this machine"
 
 
+def evaluate_launch(
+    launch: Launch,
+    spec: RunSpec,
+    events: Callable[[dict], None],
+    helpers: Sequence[Rank] = (),
+    asked_away: Callable[[], Collection[str]] = tuple,
+) -> None:
+    """Evaluate a run's model on its own test set, and then on each that it is to keep. spec: of rank 0."""
+    if launch.test:
+        evaluate_run(spec, Path(launch.test), events, helpers, asked_away=asked_away)
+    for kept in launch.keeps:
+        own = replace(spec, profile=kept.profile(spec.known_profile))
+        evaluate_run(own, kept.test, events, helpers, asked_away=asked_away, kept=kept)
+
+
 def evaluate_run(
     spec: RunSpec,
     test: Path,
@@ -60,11 +76,13 @@ def evaluate_run(
     *,
     worth_s: float = WORTH_S,
     asked_away: Callable[[], Collection[str]] = tuple,
+    kept: KeptSet | None = None,
 ) -> None:
     """Tell `evaluating` as it goes, and `evaluation` with `when` = before | after; write run_dir/wer.json.
 
     helpers: ranks on other hosts, which transcribe too once more than worth_s is left to do. asked_away: which of them
-    are to transcribe no more clips than they have in hand.
+    are to transcribe no more clips than they have in hand. kept: what `test` is if it is not the run's own: events name
+    it, and wer.json is that of the run's own.
     """
     lock, profile, folder = threading.Lock(), spec.profile, Path(spec.run_dir)
     figures: dict[str, dict] = {}
@@ -73,7 +91,7 @@ def evaluate_run(
 
     def tell(event: dict) -> None:
         with lock:  # hosts are told of by threads of their own
-            events(event)
+            events(event | {"kept": kept.name} if kept else event)
 
     def leaves(host: str) -> bool:
         if host not in asked_away():
@@ -83,6 +101,7 @@ def evaluate_run(
 
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
+    name = kept.folder if kept else test.stem
     no_speech, store = profile.no_speech == "train", Path(spec.cache_dir).parent
     reading = Reading.of(profile)
     manifest = check_manifest(test, profile.max_duration_s, store, no_speech=no_speech, reading=reading, kind="test")
@@ -94,12 +113,13 @@ def evaluate_run(
                 tell(
                     {"type": "warning", "what": "no test clip has a text: WER counts only words that a model makes up"}
                 )
-            write_predictions(folder / "evaluation" / test.stem / NAMES[when] / PREDICTIONS, result.rows)
+            write_predictions(folder / "evaluation" / name / NAMES[when] / PREDICTIONS, result.rows)
             measured[when] = result
             figures = figures_of(measured)
             by_machine = {"clips_of": counts} if len(counts) > 1 else {}
             tell({"type": "evaluation", "when": when, **figures[when], "cached": result.cached, **by_machine})
-    write_rates(folder, figures)
+    if not kept:
+        write_rates(folder, figures)
 
 
 def figures_of(measured: Mapping[str, Evaluation]) -> dict[str, dict]:

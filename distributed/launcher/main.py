@@ -90,11 +90,11 @@ class Launcher:
             if self._was_stopped:
                 message = "stopped as asked; what was trained so far is in final/"
                 return ExitStatus.INTERRUPTED, message + self._again()
-            if self.launch.evaluate and self.launch.test:
+            if self.launch.evaluate and (self.launch.test or self.launch.keeps):
                 self._trained = True
                 if self._interrupts:  # by one that came after the last step
                     raise KeyboardInterrupt
-                self._evaluate(Path(self.launch.test))
+                self._evaluate()
             return ExitStatus.OK, ""
         except KeyboardInterrupt:
             self._at_once = True
@@ -158,13 +158,14 @@ class Launcher:
             finished = finished and not self._was_stopped
             on_each(spawners, lambda spawner: spawner.leave(finished=finished))
 
-    def _evaluate(self, test: Path) -> None:
-        from .evaluate import evaluate_run
+    def _evaluate(self) -> None:
+        from .evaluate import evaluate_launch
 
         self.events({"type": "phase", "phase": "evaluate"})
         out = self._away.union(read_away(self.run_dir))
         helpers = [rank for rank in self.launch.ranks if rank.host and rank.label not in out]
-        evaluate_run(self.launch.ranks[0].spec, test, self.events, helpers, asked_away=lambda: read_away(self.run_dir))
+        spec = self.launch.ranks[0].spec
+        evaluate_launch(self.launch, spec, self.events, helpers, asked_away=lambda: read_away(self.run_dir))
 
 
 def spawner_of(rank: Rank, run_dir: Path, rendezvous: Rendezvous | None, *, resume: bool) -> Spawner:

@@ -46,7 +46,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[float, Message]] = {}  # when it is told, if it has not passed by then
-        self._rates = ""
+        self._rates: dict[str, str] = {}  # of each test set
 
     def take(self, written: dict, now: float) -> Message | None:
         """Note an event; return what is to be told of it at once."""
@@ -55,7 +55,7 @@ class Watch:
             return None
         host, line = event.host or "", event.line
         if event.type == "evaluation":
-            self._rates = line.splitlines()[-1]
+            self._rates[event.kept] = line.splitlines()[-1]
         elif event.type in ("lost", "paused"):
             message = Message(LOST if event.type == "lost" else PROBLEM, line)
             if event.given_up:
@@ -67,7 +67,7 @@ class Watch:
             if event.status not in (ExitStatus.OK, ExitStatus.INTERRUPTED):
                 return Message(PROBLEM, f"has failed: {event.message}")
             ended = "has ended" if event.status == ExitStatus.OK else "was stopped"
-            return Message(END, ", ".join(filter(None, [ended, self._rates])))
+            return Message(END, ", ".join([ended, *self._rates.values()]))
         else:  # a host is back, or goes because it was asked to; or the pause, which is about no host, is over
             self._open.pop(host, None)
         return None

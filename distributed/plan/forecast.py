@@ -144,10 +144,11 @@ def forecast(
         sent = rounds * exchange_bytes * hosts
     validations = clips.get("validation", 0) / clips["train"] * FORWARD * steps
     models = 1 if FACTS.known(HEARD, {_heard(job): ""}) else 2
+    heard = clips.get("test", 0) + clips.get("kept", 0)
     values = (
         before_s + max(speed.start_s for speed in speeds),
         (steps + validations) * step_s + waiting_s,
-        speeds[0].start_s + _transcribing(models * clips.get("test", 0), speeds) if clips.get("test") else 0.0,
+        speeds[0].start_s + _transcribing(models * heard, speeds) if heard else 0.0,
     )
     measured = dict(zip(PARTS, values, strict=True))
     return Forecast(

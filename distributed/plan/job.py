@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from distributed.run_dir.summary import KEPT
 from exogym.config import nearest, setting, validate
 from exogym.errors import SettingError
 from exogym.strategy import STRATEGIES, StrategyConfig, strategy_config
-from whisper_tuner.config import INHERITED, OF_RUNS, ConfigFile, Profile, Resolved, set_by_hand
+from whisper_tuner.config import INHERITED, OF_DATA, OF_RUNS, ConfigFile, Profile, Resolved, set_by_hand
 from whisper_tuner.data.formats.layouts import with_siblings
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import ConfigError
+from whisper_tuner.files import expanded
 
 BESIDE = "beside train"  # where a test set was found that no section names
 # Why a host leaves a run by itself, see distributed/worker/in_use.py, and how that is told.
@@ -61,11 +64,32 @@ class Distribution:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class KeptSet:
+    """A test set of speech that is not trained on, see Profile.keeps. language: of it, if the model has to be told."""
+
+    name: str
+    test: Path
+    language: str
+    reading: Reading
+
+    @property
+    def folder(self) -> str:
+        """Return the name of its folder below a run's evaluation/."""
+        return KEPT + urllib.parse.quote(self.name, safe="")
+
+    def profile(self, trained: Profile) -> Profile:
+        """Return the profile of a run with this set in place of its own."""
+        own = vars(self.reading) | {"test": self.test, "language": self.language}
+        return dataclasses.replace(trained, **own)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
     """Everything a run needs but the machines. `strategy_settings` are the strategy's own keys, as written."""
 
     name: str
     profile: Profile
+    keeps: tuple[KeptSet, ...] = ()
     distribution: Distribution
     strategy_settings: dict[str, str]
     origin: dict[str, str]
@@ -171,7 +195,33 @@ def _build(config: ConfigFile, name: str, section: Resolved, inherited: Resolved
             what = f"{origin[key]}: {key} = {merged.values[key]}: there are no validation clips to go by"
             remedy = "Name some with `validation =`, or make them: multimac data import SOURCE --out NAME --split"
             raise ConfigError(what, remedy=f"{remedy}. Or remove {key}.")
-    return Job(name=name, profile=profile, distribution=distribution, strategy_settings=settings, origin=origin)
+    keeps = tuple(_kept(config, kept, merged) for kept in dict.fromkeys(profile.keeps))
+    return Job(
+        name=name,
+        profile=profile,
+        keeps=keeps,
+        distribution=distribution,
+        strategy_settings=settings,
+        origin=origin,
+    )
+
+
+def _kept(config: ConfigFile, name: str, trained: Resolved) -> KeptSet:
+    """Return the test set of a [dataset:NAME], or of a path. trained: the values of the profile. Raises ConfigError."""
+    place, path = trained.origin["keeps"], config.path.parent / expanded(name)
+    if not config.has("dataset", name) and path.exists():
+        own = Resolved(name, {"test": name}, {"test": place})
+        name = "-".join(path.with_suffix("").parts[-2:])
+    else:
+        own = config.section("dataset", name, place)
+    values = trained.without(OF_DATA).with_changes(Resolved(name, {"train": own.values.get("test", "")}, {}))
+    profile = config.build(Profile, values.with_changes(own), f"dataset:{name}")
+    reading = Reading.of(profile)
+    test = profile.test or ("train" in own.values and with_siblings(profile.train, reading).get("test"))
+    if not test:
+        remedy = f"Give [dataset:{name}] a list of clips: test = ..."
+        raise ConfigError(f"{place}: keeps = {name}: it has no test clips", remedy=remedy)
+    return KeptSet(name=name, test=test, language=profile.language, reading=reading)
 
 
 def _wrong_setting(

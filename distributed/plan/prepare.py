@@ -16,9 +16,10 @@ from pathlib import Path
 from distributed.hosts.paths import PROJECT, STORE, SyncItem, code_items, folder_items
 from distributed.ssh.host import Host, Hosts
 from whisper_tuner.config import Profile
-from whisper_tuner.data.check import check_data
+from whisper_tuner.data.check import check_data, check_manifest, check_usable
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest, write_manifest
 from whisper_tuner.data.labels import with_timestamps
+from whisper_tuner.data.splitting import repeated_note
 from whisper_tuner.data.steps import assign_shards, steps_in_epoch
 from whisper_tuner.errors import ConfigError, RunError
 from whisper_tuner.hub import check_files, check_model, model_folder
@@ -26,7 +27,7 @@ from whisper_tuner.model.memory import DECODER, fastest, shape_of, trained_param
 from whisper_tuner.text import counted
 
 from .automatic import CHECKPOINT_BYTES, Conditions, Measured, chosen, more_bytes
-from .job import Job
+from .job import Job, KeptSet
 from .launch import Launch, Rank, save_items
 from .run_spec import PIPELINE, RunSpec
 
@@ -51,12 +52,14 @@ class Prepared:
     steps_per_epoch: int
     total_steps: int
     manifests: Mapping[str, Manifest]
+    kept: Sequence[Manifest] = ()
     rounds: str = ""
 
     @property
     def clips(self) -> dict[str, int]:
         """Return how many clips there are of each kind."""
-        return {kind: len(manifest.samples) for kind, manifest in self.manifests.items()}
+        counts = {kind: len(manifest.samples) for kind, manifest in self.manifests.items()}
+        return counts | {"kept": sum(len(manifest.samples) for manifest in self.kept)}
 
 
 def prepare_run(
@@ -82,6 +85,7 @@ def prepare_run(
     if local_ranks > 1 and not profile.num_threads:  # ranks of one machine share its cores
         profile = dataclasses.replace(profile, num_threads=max(1, (os.cpu_count() or 1) // local_ranks))
     checked, profile = _checked(profile, len(labels), run_dir, show_status), with_timestamps(profile)
+    kept = [_checked_kept(one, profile, checked["train"]) for one in job.keeps]
     manifests = _written(checked, run_dir)
     shards = _shards(manifests, profile.shards or labels, whole=is_pipeline)
     clips, shard_count = len(manifests["train"].samples), 1 if is_pipeline else len(shards["train"])
@@ -117,6 +121,7 @@ def prepare_run(
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         manifests=checked,
+        kept=kept,
         rounds=rounds,
     )
 
@@ -187,6 +192,15 @@ def _checked(profile: Profile, ranks: int, run_dir: Path, show_status: ShowStatu
     return checked
 
 
+def _checked_kept(kept: KeptSet, profile: Profile, train: Manifest) -> Manifest:
+    """Return the clips of a set that is not trained on. Raises DataError."""
+    reading, store = kept.reading, PROJECT / STORE
+    manifest = check_manifest(kept.test, profile.max_duration_s, store, reading=reading, kind="test")
+    check_usable(manifest)
+    note = repeated_note(train, manifest)
+    return dataclasses.replace(manifest, notes=(*manifest.notes, note)) if note else manifest
+
+
 def _launch(
     job: Job, ranks: tuple[Rank, ...], manifests: Mapping[str, Manifest], address: str, hosts: Hosts | None
 ) -> Launch:
@@ -200,6 +214,7 @@ def _launch(
         notify=job.distribution.notify,
         manifests={kind: str(manifest.path) for kind, manifest in manifests.items()},
         test=str(job.profile.test) if job.profile.test else None,
+        keeps=job.keeps,
         master=hosts.master if hosts else None,
         created=time.time(),
         versions={name: metadata.version(name) for name in RECORDED},

@@ -29,9 +29,10 @@ Ends = Sequence[float]  # of an interval; or none
 class Event:
     """One event. A field that its type does not have, or that is null there, has the default.
 
-    written: all its fields, as they stand in the file. seconds_communicating: of a step with an exchange that is no
-    round. From cpu on: of a machine, where it is known; cpu, gpu and battery in per cent, temperature in degrees
-    Celsius, thermal as macOS calls it, from nominal over fair and serious to critical.
+    written: all its fields, as they stand in the file. kept: the set of Profile.keeps that was measured.
+    seconds_communicating: of a step with an exchange that is no round. From cpu on: of a machine, where it is known;
+    cpu, gpu and battery in per cent, temperature in degrees Celsius, thermal as macOS calls it, from nominal over fair
+    and serious to critical.
     """
 
     type: str
@@ -67,6 +68,7 @@ class Event:
     path: str = ""
     model: str = ""
     when: str = ""
+    kept: str = ""
     wer: float = 0.0
     before: float | None = None
     wer_difference: Ends = ()
@@ -156,8 +158,8 @@ TYPES = {
     "model": Type("path", lambda e: f"model: {e.path}"),
     "report": Type("path", lambda e: f"report: {e.path}"),
     "machine": Type("host cpu? gpu? memory_used? memory_total? temperature? thermal? battery? on_mains?"),
-    "evaluating": Type("model done total"),
-    "evaluation": Type("when wer normalizer? before? wer_difference? clips?", lambda e: _wer_line(e)),
+    "evaluating": Type("model done total kept?"),
+    "evaluation": Type("when wer kept? normalizer? before? wer_difference? clips?", lambda e: _wer_line(e)),
     "end": Type("status message"),
 }
 
@@ -173,10 +175,12 @@ def _pause_line(event: Event) -> str:
 
 
 def _wer_line(event: Event) -> str:
-    line = f"WER {event.when}: {event.wer:.1f} ({event.normalizer})"
+    where = f"WER on {event.kept}" if event.kept else "WER"
+    line = f"{where} {event.when}: {event.wer:.1f} ({event.normalizer})"
     if event.before is None:
         return line
-    return f"{line}\nWER {wer_told(event.before, event.wer, event.wer_difference, event.clips)}"
+    colon = ":" if event.kept else ""
+    return f"{line}\n{where}{colon} {wer_told(event.before, event.wer, event.wer_difference, event.clips)}"
 
 
 def _is_names(value: Any) -> bool:

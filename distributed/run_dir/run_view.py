@@ -128,8 +128,9 @@ class RunView:
             for name in event.hosts:
                 self._host(name).state = "paused" if kind == "paused" else "not reached"
         elif kind == "evaluating":
-            pace = self._paces.setdefault(event.model, Pace())
-            self.progress = f"evaluating {event.model}: {_how_far(pace, event)}"
+            what = f"{event.model} on {event.kept}" if event.kept else event.model
+            pace = self._paces.setdefault(what, Pace())
+            self.progress = f"evaluating {what}: {_how_far(pace, event)}"
         elif kind == "evaluation":
             self.progress = ""
         elif kind == "end":

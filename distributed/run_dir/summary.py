@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from whisper_tuner.errors import ExitStatus
-from whisper_tuner.text import duration, parse_json
+from whisper_tuner.text import duration, parse_json, wer_told
 
 from .events import MOST, Event
 from .folder import date_in, disk_use, is_running
 from .log import Attempt, RunEvents, scan
 
 REPORT = "report.html"  # in the run's folder
+KEPT = "keeps-"  # begins the name of a folder below evaluation/: of a set of Profile.keeps
 PARTS = ("start", "training", "evaluation")  # of the time from the command to the model; the last with the report
 RUNNING, FINISHED, INTERRUPTED, FAILED, BROKEN = "running", "finished", "interrupted", "failed", "broken"
 RECOVERED = "recovered"  # by `runs recover`, without the run.json of the master that is gone
@@ -61,6 +62,21 @@ class Curves:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptRates:
+    """WER on a set that was not trained on. difference: as RunSummary.wer_difference."""
+
+    name: str
+    before: float | None = None
+    after: float | None = None
+    difference: tuple[float, ...] = ()
+    clips: int = 0
+
+    @property
+    def told(self) -> str:
+        return wer_told(self.before, self.after, self.difference, self.clips)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunSummary:
     """`steps` are one rank's, `clips` those of all ranks; `seconds` are spent on training, not on evaluation.
 
@@ -100,6 +116,7 @@ class RunSummary:
     wer_after: float | None = None
     wer_difference: tuple[float, ...] = ()  # the ends of the interval of 95 % of after less before, if they are known
     clips_tested: int = 0
+    kept: tuple[KeptRates, ...] = ()
     normalizers: tuple[str, ...] = ()  # that WER was measured with
     model: Path | None = None
     report: Path | None = None
@@ -290,7 +307,8 @@ def figures(events: RunEvents) -> dict[str, Any]:
         for name in dict.fromkeys([*named, *(name for one, _ in by_host for name in one)])
     ]
     planned = [event for event in others if event.type == "plan"] or events.of_type("start")
-    measured = {event.when: event for event in others if event.type == "evaluation"}
+    rated = [event for event in others if event.type == "evaluation"]
+    measured = {event.when: event for event in rated if not event.kept}
     rates = {when: event.wer for when, event in measured.items()}
     after = measured.get("after")
     return {
@@ -308,6 +326,7 @@ def figures(events: RunEvents) -> dict[str, Any]:
         "wer_after": rates.get("after"),
         "wer_difference": tuple(after.wer_difference) if after else (),
         "clips_tested": after.clips if after else 0,
+        "kept": tuple(_kept(name, rated) for name in dict.fromkeys(event.kept for event in rated if event.kept)),
         "normalizers": tuple(dict.fromkeys(event.normalizer for event in measured.values())),
         "problems": tuple(dict.fromkeys(event.line for event in events.of_type("problem", "warning"))),
         "per_host": tuple(hosts),
@@ -321,6 +340,18 @@ def figures(events: RunEvents) -> dict[str, Any]:
             validation=_means((event.step, event.loss) for event in others if event.type == "validation"),
         ),
     }
+
+
+def _kept(name: str, rated: Sequence[Event]) -> KeptRates:
+    measured = {event.when: event for event in rated if event.kept == name}
+    before, after = measured.get("before"), measured.get("after")
+    return KeptRates(
+        name=name,
+        before=before.wer if before else None,
+        after=after.wer if after else None,
+        difference=tuple(after.wer_difference) if after else (),
+        clips=after.clips if after else 0,
+    )
 
 
 def _lost(name: str, events: RunEvents) -> str:

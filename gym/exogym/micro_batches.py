@@ -51,7 +51,7 @@ class Forward:
     def __call__(self, batch: Batch) -> tuple[Tensor, float, int]:
         """Return (mean loss, weight of that mean, number of samples)."""
         batch = self.on_device(batch)
-        samples = len(sample_ids(batch)) or count_samples(batch)
+        samples = count_samples(batch)
         with devices.autocast(self._device, self._precision):
             output = self._model(batch)
             loss, weight = loss_of(output)

@@ -54,7 +54,7 @@ class StageForward(Forward):
 
     def __call__(self, batch: Batch) -> tuple[Tensor, float, int]:
         """Return (mean loss, weight, samples) of a validation; all but the last stage have a weight of 0."""
-        samples = len(sample_ids(batch)) or count_samples(batch)
+        samples = count_samples(batch)
         _, made = self.compute(batch)
         if not self.link.stages_after:
             loss, weight = made
@@ -140,7 +140,6 @@ class StageNode(TrainNode):
 
     def _backward(self, batch: Batch, came: Tensor | None, made: Any, work: StepWork) -> None:
         samples, ids = count_samples(batch), sample_ids(batch)
-        samples = len(ids) or samples
         if self.link.stages_after:
             gradient, value, weight = self.link.receive(NEXT)
             if gradient is not None:

@@ -6,7 +6,7 @@ import contextlib
 import csv
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +15,8 @@ from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
+from distributed.plan.job import KeptSet
+from distributed.plan.launch import Launch
 from distributed.run_dir.summary import RunSummary, read_run
 from exogym.config import nearest
 from multimac.view.error_rates import (
@@ -86,11 +88,12 @@ def evaluate(
     console = Console(stderr=as_json)
     used = ConfigFile(config).profile(profile) if profile else None
     chosen = candidates([model_named(name, config) for name in models], with_base=base)
-    manifests = _manifests(console, data, used, chosen)
+    keeps = {} if data or used else _keeps(chosen)
+    manifests = _manifests(console, data, used, chosen, keeps)
     other_way = "" if fallback else "-greedy"
     other_way += "" if audio_context == "full" else f"-{audio_context}"
     asked = (language or (used.language if used else ""), used.task if used else "")
-    folders = _folders(chosen, manifests, out, other_way, asked)
+    folders = _folders(chosen, manifests, out, other_way, asked, keeps)
     for manifest in manifests:
         console.print(f"test set: {described_set(manifest)}", soft_wrap=True)
     console.print(f"with {', then '.join(model.name for model in chosen)}", soft_wrap=True)
@@ -114,27 +117,48 @@ def evaluate(
     results: list[Measured] = []
     for model in chosen:
         way = _way(decoding, model, chosen)
-        results += _results(console, model, manifests, way, batch_size, folders)
+        ways = {manifest.path: way for manifest in manifests}
+        ways |= {path: replace(way, language=kept.language or None) for path, kept in keeps.items()}
+        results += _results(console, model, manifests, ways, batch_size, folders)
     results.sort(key=lambda one: manifests.index(one.manifest))
     _record_in_runs(results)
     _show(console, manifests, results, worst, as_json=as_json)
     return ExitStatus.OK
 
 
+def _keeps(chosen: Sequence[Candidate]) -> dict[Path, KeptSet]:
+    """Return by their paths the sets that the models' runs were to keep (Profile.keeps)."""
+    found: dict[Path, KeptSet] = {}
+    for run in dict.fromkeys(model.origin.path for model in chosen if model.origin):
+        with contextlib.suppress(RunError):  # without a run.json, as where its master is gone
+            found |= {kept.test: kept for kept in Launch.load(run).keeps}
+    return found
+
+
 def _manifests(
-    console: Console, data: Sequence[Path] | None, profile: Profile | None, chosen: Sequence[Candidate]
+    console: Console,
+    data: Sequence[Path] | None,
+    profile: Profile | None,
+    chosen: Sequence[Candidate],
+    keeps: Mapping[Path, KeptSet],
 ) -> list[Manifest]:
     """Read the named test sets, else the profile's, else those of the runs that made the models."""
     origins = [model.origin for model in chosen if model.origin]
     reading = Reading.of(profile or (origins[0].settings if origins and not data else {}))
     if not data and profile and profile.test:
         data = [profile.test]
-    data = data or [Path(origin.test) for origin in origins if origin.test]
+    data = data or [*(Path(origin.test) for origin in origins if origin.test), *keeps]
     if not data:
         what = "nothing to evaluate on"
         raise ConfigError(what, remedy="Name a manifest with --data, or a profile that has a test set.")
     manifests = [
-        check_manifest(path, MAX_DURATION_S, PROJECT / STORE, reading=reading, kind="test")
+        check_manifest(
+            path,
+            MAX_DURATION_S,
+            PROJECT / STORE,
+            reading=keeps[path].reading if path in keeps else reading,
+            kind="test",
+        )
         for path in dict.fromkeys(data)
     ]
     for manifest in manifests:
@@ -152,6 +176,7 @@ def _folders(
     out: Path | None,
     other_way: str,
     asked: tuple[str, str],
+    keeps: Mapping[Path, KeptSet],
 ) -> dict[tuple[Candidate, Path], Path]:
     """Return the folders for the predictions of each model on each manifest. Raises ConfigError.
 
@@ -159,6 +184,7 @@ def _folders(
     and task; other ones than a model's run has are another way, too.
     """
     names, folders = labels([manifest.path for manifest in manifests]), {}
+    names |= {path: kept.folder for path, kept in keeps.items()}
     for model in chosen:
         for path, name in names.items():
             folder = model.predictions_folder(out, path, name)
@@ -182,11 +208,11 @@ def _results(
     console: Console,
     chosen: Candidate,
     manifests: Sequence[Manifest],
-    decoding: Decoding,
+    ways: Mapping[Path, Decoding],
     batch_size: int,
     folders: dict[tuple[Candidate, Path], Path],
 ) -> Iterator[Measured]:
-    """Measure one model on all test sets."""
+    """Measure one model on all test sets. ways: of each to decode it."""
     from exogym import device as devices
     from whisper_tuner.eval.evaluation import evaluate as evaluate_model
     from whisper_tuner.eval.text_cache import TextCache
@@ -194,6 +220,7 @@ def _results(
 
     texts, loaded = TextCache(FactStore(PROJECT / STORE / CACHE)), None
     for manifest in manifests:
+        decoding = ways[manifest.path]
         key = texts.key(chosen.path, manifest.samples, decoding)
         if (result := texts.read(key, manifest.samples)) is None:
             model, processor = loaded = loaded or load_model(chosen.path)

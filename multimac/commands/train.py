@@ -274,7 +274,7 @@ def _announce(
             console.print(f"{kind}: {shown(getattr(job.profile, kind))}, found beside train", soft_wrap=True)
     for line in _not_used(job):
         console.print(line, style="yellow", soft_wrap=True)
-    for manifest in prepared.manifests.values():
+    for manifest in (*prepared.manifests.values(), *prepared.kept):
         for note in manifest.notes:
             console.print(note, style="yellow", soft_wrap=True)
         if manifest.problems:

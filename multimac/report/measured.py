@@ -11,9 +11,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import unquote
 
 from distributed.run_dir.events import UNNAMED
-from distributed.run_dir.summary import RUNNING, RunSummary
+from distributed.run_dir.summary import KEPT, RUNNING, RunSummary
 from multimac.view.models import file_name, slug
 from whisper_tuner.data.formats.layouts import part_of
 from whisper_tuner.data.formats.lists import SUFFIXES
@@ -180,10 +181,13 @@ def _test(run: RunSummary, folder: Path, models: dict[str, list[Clip]], cropped:
     speakers = _speakers(before or [], after or [])
     wrong = sorted((c for c in clips if c.errors), key=lambda clip: (-clip.wer, -clip.errors, clip.id))
     label = _label(folder.name, clips)
+    name = manifest.name if manifest else label
+    if folder.name.startswith(KEPT):
+        name = f"{unquote(folder.name.removeprefix(KEPT))}, which was not trained on"
     kept_in = label if label == folder.name else f"…{label}"
     source = f"evaluation/{kept_in}/{shown}{CROPPED if cropped else ''}/{PREDICTIONS}"
     return Test(
-        name=manifest.name if manifest else label,
+        name=name,
         rates=tuple(_rates(NAMES.get(name, name), of_model) for name, of_model in models.items()),
         clips=len(clips),
         hours=sum(clip.duration_s for clip in clips) / 3600,
@@ -283,6 +287,7 @@ def _about_run(run: RunSummary) -> list[str]:
         "WER of the base model": _told(run.wer_before, before) if run.test else "",
         "WER of this model": _told(run.wer_after, after) if run.test else "",
         "difference": str(_difference(after, before) or ""),
+        **{f"WER on {kept.name}, not trained on": kept.told for kept in run.kept},
     }
     rows = [f"| {name} | {value} |" for name, value in told.items() if value]
     lines = ["| | |", "|---|---|", *rows, ""] if rows else []

@@ -298,7 +298,7 @@ class Processes:
             self.pipes.append(ours)
             self.processes.append(process)
 
-    def result(self, rank: int, timeout: float = 60) -> Any:
+    def result(self, rank: int, timeout: float = 180) -> Any:
         assert self.pipes[rank].poll(timeout), f"rank {rank} is silent"
         return self.pipes[rank].recv()
 

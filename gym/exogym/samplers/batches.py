@@ -233,7 +233,12 @@ def sample_ids(batch: Batch) -> list[str]:
 
 
 def count_samples(batch: Batch) -> int:
-    """Return the first dimension of the first tensor. Raises SettingError if there is none."""
+    """Return how many names `batch["ids"]` has, else the first dimension of the first tensor.
+
+    Names tell more: a batch of noise alone has none, and it counts for no sample. Raises SettingError without a tensor.
+    """
+    if isinstance(batch, Mapping) and "ids" in batch:
+        return len(batch["ids"])
     for tensor in tensors(batch):
         return tensor.shape[0] if tensor.dim() else 1
     raise SettingError(f"a batch must hold at least one tensor, not just {type(batch).__name__}")

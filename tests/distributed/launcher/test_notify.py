@@ -88,7 +88,8 @@ def test_a_command_that_fails_or_hangs_is_one_warning_without_its_token(notified
     began = time.monotonic()
     assert notified(how, {**LOST, "given_up": True}, END) == [f"notify: {why}"]
     assert time.monotonic() - began < 10
-    assert not subprocess.run(["pgrep", "-f", "^sleep 61.37"], capture_output=True).stdout
+    if how.startswith("sleep"):  # the other cases may run beside this one
+        assert not subprocess.run(["pgrep", "-f", "^sleep 61.37"], capture_output=True).stdout
 
 
 def test_a_desktop_that_cannot_show_it_is_warned_of_as_the_run_begins(notified, monkeypatch):

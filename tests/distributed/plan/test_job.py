@@ -146,3 +146,33 @@ def test_the_profiles_optimizer_is_the_strategys(job, tmp_path):
         job(low + "inner_optim = sgd\n")
     with pytest.raises(ConfigError, match="optimizer = low_memory, and strategy = demo says otherwise"):
         job(low.replace("strategy = diloco\ncommunication_interval = 20", "strategy = demo"))
+
+
+KEEPS = (
+    TEXT
+    + """
+keeps = english, spoken, en/test.csv
+language = fr
+[dataset:english]
+train = en/train.csv
+language = en
+[dataset:spoken]
+test = spoken.csv
+delimiter = semicolon
+"""
+)
+
+
+def test_what_a_model_is_to_keep_is_a_data_set_or_a_list(job, tmp_path):
+    (tmp_path / "en").mkdir()
+    for name in ("train", "test"):
+        (tmp_path / "en" / f"{name}.csv").write_text("id,audio_path,transcription\n")
+    found = [(kept.name, kept.test, kept.language, kept.reading.delimiter) for kept in job(KEEPS).keeps]
+    assert found[0] == ("english", tmp_path / "en/test.csv", "en", "")  # it lies beside train
+    assert found[1] == ("spoken", tmp_path / "spoken.csv", "fr", "semicolon")
+    assert found[2] == ("en-test", tmp_path / "en/test.csv", "fr", "")
+    with pytest.raises(ConfigError, match=r"config.ini:12 .*keeps = english: it has no test clips"):
+        (tmp_path / "en/test.csv").unlink()
+        job(KEEPS)
+    with pytest.raises(ConfigError, match=r"config.ini:12 .*there is no \[dataset:englisch\], did you mean 'english'"):
+        job(KEEPS.replace("keeps = english", "keeps = englisch"))

@@ -67,8 +67,9 @@ def test_batches_of_any_shape_move_and_count():
         moved["a"][0].is_meta and moved["pair"].x.is_meta and moved["pair"].name == "n" and moved["ids"] == batch["ids"]
     )
     assert count_samples(batch) == 3 == count_samples((torch.ones(3, 4), torch.ones(3)))
+    assert count_samples({"x": torch.ones(80, 4), "ids": []}) == 0  # noise alone, without a clip
     with pytest.raises(SettingError, match="at least one tensor"):
-        count_samples({"ids": ["x"]})
+        count_samples({"texts": ["x"]})
 
 
 def test_samples_are_put_together_as_the_caller_says():

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+from html import escape
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,11 +15,14 @@ from rich.text import Text
 import cli_typer
 from distributed.launcher.evaluate import evaluate_run
 from distributed.plan.run_spec import RunSpec
+from distributed.run_dir.summary import read_run
+from multimac.report.measured import card
 from multimac.view.error_rates import candidates, labels, side_by_side
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.eval.evaluation import Transcript, compared
 from whisper_tuner.export import final
 from whisper_tuner.export.final import save_final
+from whisper_tuner.fact_store import CACHE
 from whisper_tuner.model.base_model import load_base
 
 PROJECT = Path(__file__).parents[3]
@@ -340,3 +344,30 @@ def test_words_stand_under_each_other_and_long_rows_are_broken():
     for reference, hypothesis in zip(lines[::3], lines[1::3], strict=False):
         place = reference.find("fan")
         assert place < 0 or hypothesis[place:].startswith(("fan", "***"))
+
+
+def test_what_a_model_is_to_keep_is_measured_after_the_test_set_and_told_everywhere(few, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("multimac.commands.evaluate.CACHE", CACHE)  # where the run keeps its texts
+    shortened(tmp_path / "else.csv", DATA / "validation.csv", slice(0, 2))
+    Path("config.ini").write_text(
+        f"[dataset:elsewhere]\ntest = else.csv\n[profile:mine]\nbase_model = {MODEL}\ntrain = {DATA / 'train.csv'}\n"
+        "validation =\ntest = few.csv\nkeeps = elsewhere\nmax_steps = 1\nlearning_rate = 0.01\nnum_threads = 1\n"
+    )
+    assert cli_typer.main(["finetune", "mine", "--config", "config.ini"]) == 0
+    said = capsys.readouterr().out
+    [folder] = Path("runs").iterdir()
+    run = read_run(folder.absolute())
+    [kept] = run.kept
+    assert (kept.name, kept.clips) == ("elsewhere", 2) and kept.after != run.wer_after and run.clips_tested == 3
+    assert f"WER on elsewhere: {kept.told}" in said and said.index("WER after") < said.index("WER on elsewhere before")
+    assert json.loads((folder / "wer.json").read_text())["after"]["wer"] == run.wer_after
+    page = (folder / "report.html").read_text()
+    assert f"On <bdi>elsewhere</bdi>, which was not trained on: {escape(kept.told)}" in page
+    assert kept.told in card(run, language="en", runtime="transformers", precision="float32", usage="")
+    predictions = folder / "evaluation/keeps-elsewhere/final/predictions.csv"
+    written = predictions.read_text()
+    assert cli_typer.main(["evaluate", str(folder), "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    rates = [round(rate, 4) for rate in (run.wer_before, run.wer_after, kept.before, kept.after)]
+    assert [record["wer"] for record in records] == rates and predictions.read_text() == written
+    assert read_run(folder.absolute()).kept == run.kept
