@@ -15,7 +15,8 @@ from whisper_tuner.files import expanded
 
 INHERITED = ("model", "dataset")  # kinds of sections that a profile is made of
 KINDS = (*INHERITED, "profile", "distributed")
-OF_DATA = ("train", "validation", "test", "keeps", "layout", "audio_column", "text_column", "encoding", "delimiter")
+SETS = ("train", "validation", "test", "also_train", "keeps")
+OF_DATA = (*SETS, "layout", "audio_column", "text_column", "encoding", "delimiter")
 OF_RUNS = ("notify",)  # keys that any section may have, though they belong to no profile: see distributed/plan/job.py
 SIZES = "tiny tiny.en base base.en small small.en medium medium.en large large-v2 large-v3 large-v3-turbo"
 WHISPERS = [f"openai/whisper-{size}" for size in SIZES.split()]  # all that OpenAI has on the hub
@@ -49,6 +50,11 @@ class Profile:
     )
     test: Path | None = setting(
         None, "clips for WER before and after; without this key, those beside train", example="recordings/test.csv"
+    )
+    also_train: tuple[str, ...] = setting(
+        (),
+        "other training clips, so that less is forgotten: names of [dataset:NAME], or lists; NAME*0.2 takes a fifth",
+        example="english*0.2",
     )
     keeps: tuple[str, ...] = setting(
         (),

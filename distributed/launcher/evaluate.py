@@ -17,7 +17,7 @@ from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from distributed.hosts.paths import STORE, SyncItem, code_items, folder_items
 from distributed.plan.forecast import WORTH_S
-from distributed.plan.job import KeptSet
+from distributed.plan.job import OtherSet
 from distributed.plan.launch import Launch, Rank
 from distributed.plan.prepare import audio_items, model_on_hosts
 from distributed.plan.run_spec import AFTER, BEFORE, DecodeSpec, RunSpec
@@ -65,7 +65,7 @@ def evaluate_launch(
         evaluate_run(spec, Path(launch.test), events, helpers, asked_away=asked_away)
     for kept in launch.keeps:
         own = replace(spec, profile=kept.profile(spec.known_profile))
-        evaluate_run(own, kept.test, events, helpers, asked_away=asked_away, kept=kept)
+        evaluate_run(own, kept.clips, events, helpers, asked_away=asked_away, kept=kept)
 
 
 def evaluate_run(
@@ -76,7 +76,7 @@ def evaluate_run(
     *,
     worth_s: float = WORTH_S,
     asked_away: Callable[[], Collection[str]] = tuple,
-    kept: KeptSet | None = None,
+    kept: OtherSet | None = None,
 ) -> None:
     """Tell `evaluating` as it goes, and `evaluation` with `when` = before | after; write run_dir/wer.json.
 

@@ -64,13 +64,17 @@ class Distribution:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class KeptSet:
-    """A test set of speech that is not trained on, see Profile.keeps. language: of it, if the model has to be told."""
+class OtherSet:
+    """Clips beside the profile's own: of Profile.also_train, or the test clips of one of Profile.keeps.
+
+    language: of its speech, if the model has to be told. share: of its clips, from 0 to 1.
+    """
 
     name: str
-    test: Path
+    clips: Path
     language: str
     reading: Reading
+    share: float = 1.0
 
     @property
     def folder(self) -> str:
@@ -78,8 +82,8 @@ class KeptSet:
         return KEPT + urllib.parse.quote(self.name, safe="")
 
     def profile(self, trained: Profile) -> Profile:
-        """Return the profile of a run with this set in place of its own."""
-        own = vars(self.reading) | {"test": self.test, "language": self.language}
+        """Return the profile of a run with this set to test on in place of its own."""
+        own = vars(self.reading) | {"test": self.clips, "language": self.language}
         return dataclasses.replace(trained, **own)
 
 
@@ -89,7 +93,8 @@ class Job:
 
     name: str
     profile: Profile
-    keeps: tuple[KeptSet, ...] = ()
+    added: tuple[OtherSet, ...] = ()
+    keeps: tuple[OtherSet, ...] = ()
     distribution: Distribution
     strategy_settings: dict[str, str]
     origin: dict[str, str]
@@ -195,33 +200,48 @@ def _build(config: ConfigFile, name: str, section: Resolved, inherited: Resolved
             what = f"{origin[key]}: {key} = {merged.values[key]}: there are no validation clips to go by"
             remedy = "Name some with `validation =`, or make them: multimac data import SOURCE --out NAME --split"
             raise ConfigError(what, remedy=f"{remedy}. Or remove {key}.")
-    keeps = tuple(_kept(config, kept, merged) for kept in dict.fromkeys(profile.keeps))
     return Job(
         name=name,
         profile=profile,
-        keeps=keeps,
+        added=tuple(_other(config, text, merged, "also_train", "train") for text in dict.fromkeys(profile.also_train)),
+        keeps=tuple(_other(config, text, merged, "keeps", "test") for text in dict.fromkeys(profile.keeps)),
         distribution=distribution,
         strategy_settings=settings,
         origin=origin,
     )
 
 
-def _kept(config: ConfigFile, name: str, trained: Resolved) -> KeptSet:
-    """Return the test set of a [dataset:NAME], or of a path. trained: the values of the profile. Raises ConfigError."""
-    place, path = trained.origin["keeps"], config.path.parent / expanded(name)
+def _other(config: ConfigFile, text: str, trained: Resolved, key: str, kind: str) -> OtherSet:
+    """Return the clips of a [dataset:NAME], or of a path. Raises ConfigError.
+
+    trained: the values of the profile, in which `text` stands for `key`. kind: train or test, which of the set's lists.
+    """
+    place = trained.origin[key]
+    name, times, number = (part.strip() for part in text.partition("*"))
+    try:
+        share = float(number) if times else 1.0
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1 or (times and key == "keeps"):
+        what = f"{place}: {key} = {text}: {'all its clips are measured' if key == 'keeps' else 'not a share'}"
+        raise ConfigError(what, remedy=f"Write {name}" + (f"*0.2, or {name} for all of it." if key != "keeps" else "."))
+    path = config.path.parent / expanded(name)
     if not config.has("dataset", name) and path.exists():
-        own = Resolved(name, {"test": name}, {"test": place})
+        own = Resolved(name, {kind: name}, {kind: place})
         name = "-".join(path.with_suffix("").parts[-2:])
     else:
         own = config.section("dataset", name, place)
-    values = trained.without(OF_DATA).with_changes(Resolved(name, {"train": own.values.get("test", "")}, {}))
-    profile = config.build(Profile, values.with_changes(own), f"dataset:{name}")
+    any_list = Resolved(name, {"train": own.values.get(kind, "")}, {})  # a profile cannot be without it
+    profile = config.build(
+        Profile, trained.without(OF_DATA).with_changes(any_list).with_changes(own), f"dataset:{name}"
+    )
     reading = Reading.of(profile)
-    test = profile.test or ("train" in own.values and with_siblings(profile.train, reading).get("test"))
-    if not test:
-        remedy = f"Give [dataset:{name}] a list of clips: test = ..."
-        raise ConfigError(f"{place}: keeps = {name}: it has no test clips", remedy=remedy)
-    return KeptSet(name=name, test=test, language=profile.language, reading=reading)
+    found = with_siblings(profile.train, reading) if "train" in own.values else {}
+    clips = (profile.test if kind == "test" else None) or found.get(kind)
+    if not clips:
+        what = f"{place}: {key} = {text}: it has no {'test' if kind == 'test' else 'training'} clips"
+        raise ConfigError(what, remedy=f"Give [dataset:{name}] a list of clips: {kind} = ...")
+    return OtherSet(name=name, clips=clips, language=profile.language, reading=reading, share=share)
 
 
 def _wrong_setting(

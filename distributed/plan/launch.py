@@ -19,7 +19,7 @@ from whisper_tuner.errors import ConfigError, RunError
 from whisper_tuner.files import atomic_path, sync_folder, write_atomically
 from whisper_tuner.text import parse_json
 
-from .job import KeptSet
+from .job import OtherSet
 from .json_fields import build, json_of
 from .run_spec import CHECKPOINTS, SPEC, RunSpec
 
@@ -55,7 +55,7 @@ class Launch:
     manifests: dict = dataclasses.field(default_factory=dict)  # kind: the user's own file
     evaluate: bool = True
     test: str | None = None
-    keeps: tuple[KeptSet, ...] = ()
+    keeps: tuple[OtherSet, ...] = ()
     master: Host | None = None
     created: float = 0.0
     versions: dict = dataclasses.field(default_factory=dict)

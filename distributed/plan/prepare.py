@@ -12,22 +12,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
 from pathlib import Path
+from random import Random
 
 from distributed.hosts.paths import PROJECT, STORE, SyncItem, code_items, folder_items
 from distributed.ssh.host import Host, Hosts
 from whisper_tuner.config import Profile
-from whisper_tuner.data.check import check_data, check_manifest, check_usable
+from whisper_tuner.data.check import check_data, check_manifest, check_usable, described, trainable
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest, write_manifest
-from whisper_tuner.data.labels import with_timestamps
+from whisper_tuner.data.labels import token_limit, with_timestamps
 from whisper_tuner.data.splitting import repeated_note
 from whisper_tuner.data.steps import assign_shards, steps_in_epoch
-from whisper_tuner.errors import ConfigError, RunError
+from whisper_tuner.errors import ConfigError, DataError, RunError
 from whisper_tuner.hub import check_files, check_model, model_folder
 from whisper_tuner.model.memory import DECODER, fastest, shape_of, trained_parameters, ways_of
 from whisper_tuner.text import counted
 
 from .automatic import CHECKPOINT_BYTES, Conditions, Measured, chosen, more_bytes
-from .job import Job, KeptSet
+from .job import Job, OtherSet
 from .launch import Launch, Rank, save_items
 from .run_spec import PIPELINE, RunSpec
 
@@ -85,6 +86,8 @@ def prepare_run(
     if local_ranks > 1 and not profile.num_threads:  # ranks of one machine share its cores
         profile = dataclasses.replace(profile, num_threads=max(1, (os.cpu_count() or 1) // local_ranks))
     checked, profile = _checked(profile, len(labels), run_dir, show_status), with_timestamps(profile)
+    for other in job.added:
+        checked["train"] = _with_more(checked, other, profile)
     kept = [_checked_kept(one, profile, checked["train"]) for one in job.keeps]
     manifests = _written(checked, run_dir)
     shards = _shards(manifests, profile.shards or labels, whole=is_pipeline)
@@ -192,10 +195,34 @@ def _checked(profile: Profile, ranks: int, run_dir: Path, show_status: ShowStatu
     return checked
 
 
-def _checked_kept(kept: KeptSet, profile: Profile, train: Manifest) -> Manifest:
+def _with_more(checked: Mapping[str, Manifest], other: OtherSet, profile: Profile) -> Manifest:
+    """Return the training clips with a share of another set's, drawn by the profile's seed. Raises DataError."""
+    train, store = checked["train"], PROJECT / STORE
+    limit = token_limit(profile.base_model, language=other.language, task=profile.task)
+    found = trainable(check_manifest(other.clips, profile.max_duration_s, store, reading=other.reading), limit)
+    check_usable(found)
+    if found.problems and profile.bad_rows == "refuse":
+        remedy = "Fix or remove them, or set bad_rows = skip."
+        raise DataError(f"{found.path}: {described(found.problems)}\n  and bad_rows = refuse", remedy=remedy)
+    known = {sample.audio for sample in train.samples}
+    new = [sample for sample in found.samples if sample.audio not in known]
+    drawn = sorted(Random(profile.seed).sample(range(len(new)), math.ceil(other.share * len(new))))
+    language = other.language if other.language != profile.language else ""
+    more = tuple(
+        dataclasses.replace(clip, id=f"{other.name}-{clip.id}", language=clip.language or language)
+        for clip in (new[at] for at in drawn)
+    )
+    notes = [f"{other.name}: {counted(len(more), 'clip')} of {len(found.samples)} are trained as well (also_train)"]
+    notes += [f"{found.path.name}: {described(found.problems)}"] if found.problems else []
+    tested = [manifest for kind, manifest in checked.items() if kind != "train"]
+    notes += [note for manifest in tested if (note := repeated_note(found, manifest))]
+    return dataclasses.replace(train, samples=train.samples + more, notes=(*train.notes, *found.notes, *notes))
+
+
+def _checked_kept(kept: OtherSet, profile: Profile, train: Manifest) -> Manifest:
     """Return the clips of a set that is not trained on. Raises DataError."""
     reading, store = kept.reading, PROJECT / STORE
-    manifest = check_manifest(kept.test, profile.max_duration_s, store, reading=reading, kind="test")
+    manifest = check_manifest(kept.clips, profile.max_duration_s, store, reading=reading, kind="test")
     check_usable(manifest)
     note = repeated_note(train, manifest)
     return dataclasses.replace(manifest, notes=(*manifest.notes, note)) if note else manifest

@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
-from distributed.plan.job import KeptSet
+from distributed.plan.job import OtherSet
 from distributed.plan.launch import Launch
 from distributed.run_dir.summary import RunSummary, read_run
 from exogym.config import nearest
@@ -126,12 +126,12 @@ def evaluate(
     return ExitStatus.OK
 
 
-def _keeps(chosen: Sequence[Candidate]) -> dict[Path, KeptSet]:
+def _keeps(chosen: Sequence[Candidate]) -> dict[Path, OtherSet]:
     """Return by their paths the sets that the models' runs were to keep (Profile.keeps)."""
-    found: dict[Path, KeptSet] = {}
+    found: dict[Path, OtherSet] = {}
     for run in dict.fromkeys(model.origin.path for model in chosen if model.origin):
         with contextlib.suppress(RunError):  # without a run.json, as where its master is gone
-            found |= {kept.test: kept for kept in Launch.load(run).keeps}
+            found |= {kept.clips: kept for kept in Launch.load(run).keeps}
     return found
 
 
@@ -140,7 +140,7 @@ def _manifests(
     data: Sequence[Path] | None,
     profile: Profile | None,
     chosen: Sequence[Candidate],
-    keeps: Mapping[Path, KeptSet],
+    keeps: Mapping[Path, OtherSet],
 ) -> list[Manifest]:
     """Read the named test sets, else the profile's, else those of the runs that made the models."""
     origins = [model.origin for model in chosen if model.origin]
@@ -176,7 +176,7 @@ def _folders(
     out: Path | None,
     other_way: str,
     asked: tuple[str, str],
-    keeps: Mapping[Path, KeptSet],
+    keeps: Mapping[Path, OtherSet],
 ) -> dict[tuple[Candidate, Path], Path]:
     """Return the folders for the predictions of each model on each manifest. Raises ConfigError.
 

@@ -44,7 +44,7 @@ def check_data(profile: Profile, run_dir: Path, store: Path) -> dict[str, Manife
     check_special_tokens(profile)
     for kind in paths:
         if kind != "test":  # its texts are not trained on, so they may be of any length
-            manifests[kind] = _trainable(manifests[kind], limit)
+            manifests[kind] = trainable(manifests[kind], limit)
     problems = [(manifest.path, manifest.problems) for manifest in manifests.values() if manifest.problems]
     if problems and profile.bad_rows == "refuse":
         _refuse(problems, store / PROBLEMS_FILE)
@@ -106,7 +106,7 @@ def _without_twins(manifest: Manifest, index: AudioIndex) -> Manifest:
     return _without(manifest, problems)
 
 
-def _trainable(manifest: Manifest, limit: TokenLimit) -> Manifest:
+def trainable(manifest: Manifest, limit: TokenLimit) -> Manifest:
     """Leave out the rows in a language that the model does not know, and those whose text has too many tokens."""
     problems = []
     for sample in manifest.samples:

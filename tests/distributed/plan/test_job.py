@@ -167,7 +167,7 @@ def test_what_a_model_is_to_keep_is_a_data_set_or_a_list(job, tmp_path):
     (tmp_path / "en").mkdir()
     for name in ("train", "test"):
         (tmp_path / "en" / f"{name}.csv").write_text("id,audio_path,transcription\n")
-    found = [(kept.name, kept.test, kept.language, kept.reading.delimiter) for kept in job(KEEPS).keeps]
+    found = [(kept.name, kept.clips, kept.language, kept.reading.delimiter) for kept in job(KEEPS).keeps]
     assert found[0] == ("english", tmp_path / "en/test.csv", "en", "")  # it lies beside train
     assert found[1] == ("spoken", tmp_path / "spoken.csv", "fr", "semicolon")
     assert found[2] == ("en-test", tmp_path / "en/test.csv", "fr", "")
@@ -176,3 +176,11 @@ def test_what_a_model_is_to_keep_is_a_data_set_or_a_list(job, tmp_path):
         job(KEEPS)
     with pytest.raises(ConfigError, match=r"config.ini:12 .*there is no \[dataset:englisch\], did you mean 'english'"):
         job(KEEPS.replace("keeps = english", "keeps = englisch"))
+
+
+@pytest.mark.parametrize("share", ["0", "1.5", "a", ""])
+def test_a_share_of_another_set_is_above_0_and_at_most_1(job, share):
+    text = KEEPS.replace("keeps = english, spoken, en/test.csv", "also_train = english*0.2")
+    assert [(other.name, other.share, other.clips.name) for other in job(text).added] == [("english", 0.2, "train.csv")]
+    with pytest.raises(ConfigError, match=r"config.ini:12 .*not a share\n  Write english\*0.2"):
+        job(text.replace("*0.2", f"*{share}"))

@@ -6,11 +6,13 @@ from small_run import CLIPS, MASTER, PAIR, PROJECT
 
 from distributed.hosts.paths import STORE
 from distributed.plan.automatic import Measured
+from distributed.plan.job import OtherSet
 from distributed.plan.launch import Launch, load_audio, load_items
 from distributed.plan.prepare import for_host, prepare_run, rehost
 from distributed.ssh.host import Host, Hosts
 from exogym.strategy import DiLoCoConfig
 from whisper_tuner.data.dataset import load_manifest
+from whisper_tuner.data.formats.rows import AS_IT_IS
 from whisper_tuner.errors import ConfigError, DataError
 from whisper_tuner.model.memory import shape_of, trained_parameters
 
@@ -235,3 +237,20 @@ def test_a_clip_that_is_gone_changes_no_list(folder, run_dir, prepared):
 def test_fewer_hosts_than_a_run_needs_at_least(run_dir, prepared):
     launch = dataclasses.replace(prepared.launch, min_hosts=2)
     assert rehost(launch, Hosts(master=MASTER, workers=()), run_dir, (1,))[0].min_hosts == 1
+
+
+def test_a_share_of_another_set_is_trained_with_its_own_names_and_language(folder, job, run_dir):
+    other = OtherSet(name="bundled", clips=PROJECT / "bundled/data/validation.csv", language="en", reading=AS_IT_IS)
+    added = dataclasses.replace(other, share=0.2), dataclasses.replace(other, clips=job.profile.train)
+    prepared = prepare_run(dataclasses.replace(job, added=added), run_dir, hosts=PAIR)
+    samples = load_manifest(run_dir / "train.csv").samples
+    more = samples[CLIPS["train"] :]
+    assert len(more) == 6 and {sample.language for sample in more} == {"en"}  # the run's own clips are not added again
+    assert all(sample.id.startswith("bundled-validation-") for sample in more)
+    assert "bundled: 6 clips of 30 are trained as well (also_train)" in prepared.manifests["train"].notes
+    dealt = [sample.id for shard in prepared.shards for sample in shard]
+    assert sorted(dealt) == sorted(sample.id for sample in samples)
+    [listing] = [item for item in prepared.items["twin"] if item.remote.endswith("/train.csv")]
+    assert [s.id for s in load_manifest(listing.local, check_audio=False).samples] == [s.id for s in samples]
+    again = prepare_run(dataclasses.replace(job, added=added), run_dir, hosts=PAIR)
+    assert again.manifests["train"].samples == prepared.manifests["train"].samples
