@@ -4,7 +4,7 @@
                                  [--also "NAME KEY=VALUE ..."] [--quick] [--more N] [--out DIR]
 
 MODEL is a folder in transformers layout, DATA one with train.csv, validation.csv and test.csv; --keeps is another such
-folder, of which nothing is trained. Rows: the untouched model, the defaults, and each --also. Columns: WER of plain
+folder, of which nothing is trained, unless a way says `also_train=keeps*0.2`. Rows: the untouched model, the defaults, and each --also. Columns: WER of plain
 transformers on the unseen clips of DATA and of --keeps; on recordings of a minute or two that are made of the unseen
 clips of DATA, by `multimac transcribe`: WER, how far a segment's time is from where its first word's clip says, and
 how many words are written of 30 s without speech. What is done is kept in DIR, so an interrupted benchmark goes on.
@@ -194,7 +194,10 @@ class Bench:
             checkpoint_interval=10_000,
             **json.loads(task.settings),
         )
-        run = finetuned(folder, {"profile:base": profile}, "base")
+        sections = {"profile:base": profile}
+        if self.args.keeps:
+            sections["dataset:keeps"] = {"train": self.args.keeps.resolve() / "train.csv"}
+        run = finetuned(folder, sections, "base")
         found = self._measured(run / "final", self.model if task.method == "lora" else None)
         shutil.rmtree(folder)
         return found
