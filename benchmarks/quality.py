@@ -4,10 +4,11 @@
                                  [--also "NAME KEY=VALUE ..."] [--quick] [--more N] [--out DIR]
 
 MODEL is a folder in transformers layout, DATA one with train.csv, validation.csv and test.csv; --keeps is another such
-folder, of which nothing is trained, unless a way says `also_train=keeps*0.2`. Rows: the untouched model, the defaults, and each --also. Columns: WER of plain
-transformers on the unseen clips of DATA and of --keeps; on recordings of a minute or two that are made of the unseen
-clips of DATA, by `multimac transcribe`: WER, how far a segment's time is from where its first word's clip says, and
-how many words are written of 30 s without speech. What is done is kept in DIR, so an interrupted benchmark goes on.
+folder, of which nothing is trained, unless a way says `also_train=keeps*0.2`. Rows: the untouched model, the defaults,
+and each --also. Columns: WER of plain transformers on the unseen clips of DATA and of --keeps; on recordings of a
+minute or two that are made of the unseen clips of DATA, by `multimac transcribe`: WER, how far a segment's time is from
+where its first word's clip says, and how many words are written of 30 s without speech. What is done is kept in DIR, so
+an interrupted benchmark goes on.
 """
 
 from __future__ import annotations
