@@ -61,6 +61,7 @@ def _check(run_dir: Path, launch: Launch, name: str) -> None:
     if read_run(run_dir).state == FINISHED:
         raise RunError(f"run {run} is finished", remedy="To train more, start a new run with more epochs.")
     read_here: list[str | Path | None] = [profile.train, profile.validation, launch.test]  # by rank 0
+    read_here += [kept.clips for kept in launch.keeps]
     read_here += [profile.base_model] if Path(profile.base_model).is_absolute() else []
     for path in [path for path in read_here if path]:
         if not os.path.exists(path):  # noqa: PTH110 - Path.exists raises for a name longer than names can be
