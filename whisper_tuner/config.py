@@ -61,6 +61,11 @@ class Profile:
         "what the model is still to know: names of [dataset:NAME], or lists of clips; WER is measured on them, too",
         example="english",
     )
+    terms: Path | None = setting(
+        None,
+        "names and terms that matter, one a line: how many of those that are said are written is told",
+        example="terms.txt",
+    )
     layout: str = setting("", "layout of the data set, where its files fit several (data.md)", example="subtitles")
     audio_column: str = setting("", "column of the audio's names; without a header, its number", example="Datei")
     text_column: str = setting("", "column of the text; without a header, its number", example="Satz")

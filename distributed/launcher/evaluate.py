@@ -28,13 +28,15 @@ from distributed.ssh.host import Host
 from exogym import device as devices
 from whisper_tuner.config import Profile
 from whisper_tuner.data.check import check_manifest
-from whisper_tuner.data.dataset import Manifest
+from whisper_tuner.data.dataset import Manifest, load_manifest
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import RunError
 from whisper_tuner.eval.evaluation import Evaluation, Transcript, compared, generation_settings
 from whisper_tuner.eval.predictions import PREDICTIONS, difference, write_predictions
+from whisper_tuner.eval.terms import TERMS, read_terms, shares, terms_in, write_terms
 from whisper_tuner.eval.text_cache import Decoding, TextCache
+from whisper_tuner.eval.wer import wer_difference
 from whisper_tuner.export.final import load_model
 from whisper_tuner.fact_store import FactStore
 from whisper_tuner.files import write_atomically
@@ -101,7 +103,8 @@ def evaluate_run(
 
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
-    name = kept.folder if kept else test.stem
+    own = folder / "evaluation" / (kept.folder if kept else test.stem)
+    terms = read_terms(profile.terms) if profile.terms and not kept else ()
     no_speech, store = profile.no_speech == "train", Path(spec.cache_dir).parent
     reading = Reading.of(profile)
     manifest = check_manifest(test, profile.max_duration_s, store, no_speech=no_speech, reading=reading, kind="test")
@@ -113,13 +116,31 @@ def evaluate_run(
                 tell(
                     {"type": "warning", "what": "no test clip has a text: WER counts only words that a model makes up"}
                 )
-            write_predictions(folder / "evaluation" / name / NAMES[when] / PREDICTIONS, result.rows)
+            write_predictions(own / NAMES[when] / PREDICTIONS, result.rows)
             measured[when] = result
             figures = figures_of(measured)
             by_machine = {"clips_of": counts} if len(counts) > 1 else {}
             tell({"type": "evaluation", "when": when, **figures[when], "cached": result.cached, **by_machine})
     if not kept:
         write_rates(folder, figures)
+    if terms:
+        trained = load_manifest(folder / "train.csv", check_audio=False, no_speech=True).samples
+        tell(_terms_event(terms, measured, [sample.text for sample in trained], own))
+
+
+def _terms_event(
+    terms: Sequence[str], measured: Mapping[str, Evaluation], training: Sequence[str], folder: Path
+) -> dict:
+    """Write what became of each term beside the predictions, and return what is told of all. They are in per cent."""
+    counts, missed = {}, {}
+    for when, result in measured.items():
+        counts[when], missed[when] = terms_in(terms, result, training)
+        write_terms(folder / NAMES[when] / TERMS, counts[when])
+    (before, _), (recall, precision) = shares(counts[BEFORE]), shares(counts[AFTER])
+    event = {"type": "terms", "when": AFTER, "said": sum(one.said for one in counts[AFTER]), "before": before}
+    if found := wer_difference(missed[BEFORE], missed[AFTER]):  # what is missed less is written more
+        event["difference"] = [round(found.low, 4), round(found.high, 4)]
+    return event | {"recall": recall, "precision": precision}
 
 
 def figures_of(measured: Mapping[str, Evaluation]) -> dict[str, dict]:

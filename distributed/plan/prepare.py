@@ -189,6 +189,10 @@ def _checked(profile: Profile, ranks: int, run_dir: Path, show_status: ShowStatu
     if profile.shards and ranks > 1:
         raise ConfigError("shards is for one machine that trains alone", remedy="Remove shards from the profile.")
     check_model(profile)
+    if profile.terms:
+        from whisper_tuner.eval.terms import read_terms
+
+        read_terms(profile.terms)
     with show_status("reading the manifests, and the headers of the audio"):
         checked = check_data(profile, run_dir, PROJECT / STORE)
     check_files(model_folder(profile.base_model, show=True))  # a download may take long: in sight, before any worker
@@ -356,6 +360,7 @@ def for_host(
         train=lists["train"],
         validation=lists.get("validation"),
         test=None,
+        terms=None,
         runs_dir=Path("runs"),
     )
     run_dir_there, cache_dir = f"runs/{spec.run_id}", f"{STORE}/cache"

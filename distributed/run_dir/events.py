@@ -73,6 +73,10 @@ class Event:
     before: float | None = None
     wer_difference: Ends = ()
     clips: int = 0
+    said: int = 0
+    recall: float | None = None
+    precision: float | None = None
+    difference: Ends = ()
     normalizer: str = UNNAMED
     status: ExitStatus = ExitStatus.OK
     message: str = ""
@@ -160,6 +164,7 @@ TYPES = {
     "machine": Type("host cpu? gpu? memory_used? memory_total? temperature? thermal? battery? on_mains?"),
     "evaluating": Type("model done total kept?"),
     "evaluation": Type("when wer kept? normalizer? before? wer_difference? clips?", lambda e: _wer_line(e)),
+    "terms": Type("when said before? recall? precision? difference?", lambda e: f"terms: {terms_told(e)}"),
     "end": Type("status message"),
 }
 
@@ -181,6 +186,17 @@ def _wer_line(event: Event) -> str:
         return line
     colon = ":" if event.kept else ""
     return f"{line}\n{where}{colon} {wer_told(event.before, event.wer, event.wer_difference, event.clips)}"
+
+
+def terms_told(event: Event) -> str:
+    """Tell how many of the terms that were said a model writes, before and after training."""
+    if event.before is None or event.recall is None:
+        return "none of them was said in the test clips"
+    interval = "95 %: {:+.1f} to {:+.1f} points, ".format(*event.difference) if event.difference else ""
+    precise = "" if event.precision is None else f"; {event.precision:.0f} % of those it writes were said"
+    return (
+        f"{event.before:.1f} -> {event.recall:.1f} % of those said are written ({interval}{event.said} said){precise}"
+    )
 
 
 def _is_names(value: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from whisper_tuner.errors import ExitStatus
 from whisper_tuner.text import duration, parse_json, wer_told
 
-from .events import MOST, Event
+from .events import MOST, Event, terms_told
 from .folder import date_in, disk_use, is_running
 from .log import Attempt, RunEvents, scan
 
@@ -117,6 +117,7 @@ class RunSummary:
     wer_difference: tuple[float, ...] = ()  # the ends of the interval of 95 % of after less before, if they are known
     clips_tested: int = 0
     kept: tuple[KeptRates, ...] = ()
+    terms: str = ""  # what became of Profile.terms, in words
     normalizers: tuple[str, ...] = ()  # that WER was measured with
     model: Path | None = None
     report: Path | None = None
@@ -326,6 +327,7 @@ def figures(events: RunEvents) -> dict[str, Any]:
         "wer_after": rates.get("after"),
         "wer_difference": tuple(after.wer_difference) if after else (),
         "clips_tested": after.clips if after else 0,
+        "terms": next((terms_told(event) for event in reversed(others) if event.type == "terms"), ""),
         "kept": tuple(_kept(name, rated) for name in dict.fromkeys(event.kept for event in rated if event.kept)),
         "normalizers": tuple(dict.fromkeys(event.normalizer for event in measured.values())),
         "problems": tuple(dict.fromkeys(event.line for event in events.of_type("problem", "warning"))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from multimac.view.error_rates import (
     name_doubtful,
     rates_table,
     show_worst,
+    terms_table,
 )
 from multimac.view.models import fetch_model, model_named, short_name, unfinished
 from multimac.view.progress import counting, working
@@ -37,9 +39,9 @@ from multimac.view.run_tables import print_next
 from multimac.view.terminal import Console, fitting
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.check import check_manifest, check_usable, described
-from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
+from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest, load_manifest
 from whisper_tuner.data.formats.rows import Reading
-from whisper_tuner.errors import ConfigError, ExitStatus, RunError
+from whisper_tuner.errors import ConfigError, DataError, ExitStatus, RunError
 from whisper_tuner.eval.predictions import PREDICTIONS, counts, difference, write_predictions
 from whisper_tuner.eval.wer import wer_interval
 from whisper_tuner.fact_store import CACHE, FactStore
@@ -76,6 +78,9 @@ def evaluate(
     ] = True,
     base: Annotated[bool, Option(help="Also evaluate the untouched base of a trained model.")] = True,
     out: Annotated[Path | None, Option(help="Folder for predictions. [default: the run's, or ./evaluation]")] = None,
+    terms: Annotated[
+        Path | None, Option(help="Names and terms, one a line: count them. [default: the profile's, or the run's]")
+    ] = None,
     worst: Annotated[int, Option(min=0, help="How many of the worst clips to show.")] = 5,
     as_json: Annotated[bool, Option("--json", help="Print only the figures, as JSON.")] = False,
     config: Config = CONFIG,
@@ -121,6 +126,8 @@ def evaluate(
         ways |= {path: replace(way, language=kept.language or None) for path, kept in keeps.items()}
         results += _results(console, model, manifests, ways, batch_size, folders)
     results.sort(key=lambda one: manifests.index(one.manifest))
+    if listed := terms or (used.terms if used else None) or _terms_of(chosen):
+        _count_terms(listed, results)
     _record_in_runs(results)
     _show(console, manifests, results, worst, as_json=as_json)
     return ExitStatus.OK
@@ -266,6 +273,35 @@ def _measured(
     return Measured(model=model, manifest=manifest, result=result, record=record)
 
 
+def _terms_of(chosen: Sequence[Candidate]) -> Path | None:
+    """Return the list of terms of the models' runs, if these have one alike."""
+    found = {str(model.origin.settings.get("terms") or "") for model in chosen if model.origin}
+    return Path(found.pop()) if len(found) == 1 and found != {""} else None
+
+
+def _count_terms(path: Path, measured: Sequence[Measured]) -> None:
+    """Write what became of each term beside each model's predictions, and put it into its record."""
+    from whisper_tuner.eval.terms import TERMS, read_terms, shares, terms_in, write_terms
+
+    terms = read_terms(path)
+    for one in measured:
+        counts, _ = terms_in(terms, one.result, _texts_of_training(one.model))
+        write_terms(Path(one.record["predictions"]).with_name(TERMS), counts)
+        recall, precision = shares(counts)
+        found = [dataclasses.asdict(count) for count in counts]
+        one.record["terms"] = {"recall": recall, "precision": precision, "counts": found}
+
+
+def _texts_of_training(model: Candidate) -> list[str]:
+    if not model.origin:
+        return []
+    try:
+        samples = load_manifest(model.origin.path / "train.csv", check_audio=False, no_speech=True).samples
+        return [sample.text for sample in samples]
+    except DataError:
+        return []
+
+
 def _trained_on(model: Candidate, result: Evaluation) -> int:
     """Count the clips that the model's run was trained on: by their paths, as its list has them."""
     if model.untouched or not model.origin:
@@ -321,6 +357,11 @@ def _show(
             console.print(told, style="yellow", soft_wrap=True)
     for line in differences:
         console.print(line, soft_wrap=True)
+    for manifest in manifests:
+        own = [one for one in measured if one.manifest is manifest and "terms" in one.record]
+        if own and (table := terms_table(own)).row_count:
+            console.print(f"\nterms in {manifest.path.name}, of those said how many are written:")
+            console.print(fitting(console, table))
     if kept := dict.fromkeys(one.model.name for one in measured if one.record["cached"]):
         console.print(f"cached, from an earlier evaluation: {', '.join(kept)}", soft_wrap=True)
     console.print(f"transcripts: {PREDICTIONS} in")

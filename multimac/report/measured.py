@@ -21,6 +21,7 @@ from whisper_tuner.data.formats.lists import SUFFIXES
 from whisper_tuner.data.formats.rows import LANGUAGE_COLUMNS, SPEAKER_COLUMNS, BadRow, ClipIds, cell
 from whisper_tuner.errors import DataError
 from whisper_tuner.eval.predictions import PREDICTIONS
+from whisper_tuner.eval.terms import TERMS, read_counts
 from whisper_tuner.eval.wer import Difference, Interval, wer_difference, wer_interval
 from whisper_tuner.files import read_table
 from whisper_tuner.text import counted, wer_change
@@ -28,6 +29,7 @@ from whisper_tuner.text import counted, wer_change
 from .asked import listed_clips
 
 SPEAKERS_SHOWN = 40
+TERMS_SHOWN = 40
 BASE, FINAL = "base", "final"
 CROPPED = "-cropped"  # ends a folder of `evaluate --audio-context cropped`
 FEW_CLIPS = 30
@@ -76,6 +78,18 @@ class SpeakerRates:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TermRow:
+    """A term of Profile.terms: how often it was written where it was said, before and after training."""
+
+    term: str
+    in_training: int
+    said: int
+    before: int
+    after: int
+    instead: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Test:
     """One test set. `difference` is of the model after training from the one before."""
 
@@ -88,6 +102,8 @@ class Test:
     not_compared: str = ""
     speakers: tuple[SpeakerRates, ...] = ()
     speakers_left_out: int = 0
+    terms: tuple[TermRow, ...] = ()
+    terms_left_out: int = 0
     worst: tuple[Clip, ...] = ()
     worst_of: str = ""
     wrong_clips: int = 0
@@ -179,6 +195,7 @@ def _test(run: RunSummary, folder: Path, models: dict[str, list[Clip]], cropped:
         difference = _difference(after, before)
         not_compared = "" if difference else "The two models were measured on different clips."
     speakers = _speakers(before or [], after or [])
+    terms = [] if cropped else _terms(folder)
     wrong = sorted((c for c in clips if c.errors), key=lambda clip: (-clip.wer, -clip.errors, clip.id))
     label = _label(folder.name, clips)
     name = manifest.name if manifest else label
@@ -196,6 +213,8 @@ def _test(run: RunSummary, folder: Path, models: dict[str, list[Clip]], cropped:
         not_compared=not_compared,
         speakers=tuple(speakers[:SPEAKERS_SHOWN]),
         speakers_left_out=len(speakers[SPEAKERS_SHOWN:]),
+        terms=tuple(terms[:TERMS_SHOWN]),
+        terms_left_out=len(terms[TERMS_SHOWN:]),
         worst=tuple(wrong[:worst_clips]),
         worst_of=NAMES.get(shown, shown),
         wrong_clips=len(wrong),
@@ -236,6 +255,24 @@ def _speakers(before: Sequence[Clip], after: Sequence[Clip]) -> list[SpeakerRate
         clips = len(own_after or own_before)
         found.append(SpeakerRates(name=name, clips=clips, before=rates[0], after=rates[1], difference=difference))
     return sorted(found, key=lambda speaker: -shown.wer if (shown := speaker.after or speaker.before) else 0.0)
+
+
+def _terms(folder: Path) -> list[TermRow]:
+    """Return the terms that were said in a test set, those first that are missed most often after training."""
+    before = {one.term: one.found for one in read_counts(folder / BASE / TERMS)}
+    rows = [
+        TermRow(
+            term=one.term,
+            in_training=one.in_training,
+            said=one.said,
+            before=before[one.term],
+            after=one.found,
+            instead=one.instead,
+        )
+        for one in read_counts(folder / FINAL / TERMS)
+        if one.said and one.term in before
+    ]
+    return sorted(rows, key=lambda row: (row.after - row.said, row.term))
 
 
 def _told_by(manifest: Path) -> dict[str, tuple[str, str]]:
@@ -288,6 +325,7 @@ def _about_run(run: RunSummary) -> list[str]:
         "WER of this model": _told(run.wer_after, after) if run.test else "",
         "difference": str(_difference(after, before) or ""),
         **{f"WER on {kept.name}, not trained on": kept.told for kept in run.kept},
+        "terms": run.terms,
     }
     rows = [f"| {name} | {value} |" for name, value in told.items() if value]
     lines = ["| | |", "|---|---|", *rows, ""] if rows else []

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 FIGURES = {"wer": "WER", "cer": "CER", "wer_raw": "WER as\nwritten"}  # --json has more
 NAMED = 8  # clips of a kind
+TERMS_SHOWN = 20
 KINDS = {
     REPETITION: "repeats itself",
     EMPTY: "nothing was heard",
@@ -164,6 +165,24 @@ def rates_table(manifests: Sequence[Manifest], measured: Sequence[Measured]) -> 
                 if between := one.record["wer_interval"]:
                     rates[0] += f"\n{between[0]:.1f}-{between[1]:.1f}"
                 table.add_row(one.model.name, *rates)
+    return table
+
+
+def terms_table(measured: Sequence[Measured]) -> Table:
+    """Tell of each term that was said in one test set how often each model writes it, those missed most first."""
+    table = Table(header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    short = ["base" if one.model.untouched else Path(one.model.path).name for one in measured]
+    names = short if len({*short}) == len(short) else [one.model.name for one in measured]
+    for column in ("term", "said", *names, "instead"):
+        table.add_column(column, overflow="fold", justify="left" if column in ("term", "instead") else "right")
+    counts = [one.record["terms"]["counts"] for one in measured]
+    rows = [row for row in zip(*counts, strict=True) if row[0]["said"]]
+    for row in sorted(rows, key=lambda row: row[-1]["found"] - row[-1]["said"])[:TERMS_SHOWN]:
+        table.add_row(row[0]["term"], str(row[0]["said"]), *(str(one["found"]) for one in row), row[-1]["instead"])
+    if rows:
+        recalls = [f"{one.record['terms']['recall']:.1f} %" for one in measured]
+        table.add_section()
+        table.add_row("all", str(sum(row[0]["said"] for row in rows)), *recalls, "")
     return table
 
 

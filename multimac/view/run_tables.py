@@ -86,6 +86,7 @@ def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
         ("sent", size(run.bytes) if run.bytes else ""),
         ("WER", wer_told(run.wer_before, run.wer_after, run.wer_difference, run.clips_tested)),
         *((f"WER on {kept.name}", kept.told) for kept in run.kept),
+        ("terms", run.terms),
         ("normaliser", ", ".join(run.normalizers)),
         ("model", str(run.model or "")),
         ("report", str(run.report or "")),

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+from dataclasses import asdict
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +21,7 @@ from multimac.report.measured import card
 from multimac.view.error_rates import candidates, labels, side_by_side
 from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.eval.evaluation import Transcript, compared
+from whisper_tuner.eval.terms import TermCount, read_counts
 from whisper_tuner.export import final
 from whisper_tuner.export.final import save_final
 from whisper_tuner.fact_store import CACHE
@@ -346,13 +348,15 @@ def test_words_stand_under_each_other_and_long_rows_are_broken():
         assert place < 0 or hypothesis[place:].startswith(("fan", "***"))
 
 
-def test_what_a_model_is_to_keep_is_measured_after_the_test_set_and_told_everywhere(few, capsys, tmp_path, monkeypatch):
+def test_what_a_model_is_to_keep_and_its_terms_are_measured_and_told_everywhere(few, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("multimac.commands.evaluate.CACHE", CACHE)  # where the run keeps its texts
     shortened(tmp_path / "else.csv", DATA / "validation.csv", slice(0, 2))
     Path("config.ini").write_text(
         f"[dataset:elsewhere]\ntest = else.csv\n[profile:mine]\nbase_model = {MODEL}\ntrain = {DATA / 'train.csv'}\n"
-        "validation =\ntest = few.csv\nkeeps = elsewhere\nmax_steps = 1\nlearning_rate = 0.01\nnum_threads = 1\n"
+        "validation =\ntest = few.csv\nkeeps = elsewhere\nterms = terms.txt\nmax_steps = 1\n"
+        "learning_rate = 0.01\nnum_threads = 1\n"
     )
+    Path("terms.txt").write_text("the\nzeppelin\n")  # one is said, the other never
     assert cli_typer.main(["finetune", "mine", "--config", "config.ini"]) == 0
     said = capsys.readouterr().out
     [folder] = Path("runs").iterdir()
@@ -364,6 +368,10 @@ def test_what_a_model_is_to_keep_is_measured_after_the_test_set_and_told_everywh
     page = (folder / "report.html").read_text()
     assert f"On <bdi>elsewhere</bdi>, which was not trained on: {escape(kept.told)}" in page
     assert kept.told in card(run, language="en", runtime="transformers", precision="float32", usage="")
+    [the, never] = read_counts(folder / "evaluation/few/final/terms.csv")
+    assert the.said > 0 and never == TermCount(term="zeppelin") and the.in_training > 50
+    assert f"terms: {run.terms}" in said and "% of those said are written (95 %: " in run.terms
+    assert escape(run.terms) in page and '<th scope="row"><bdi>the</bdi></th>' in page and "zeppelin" not in page
     predictions = folder / "evaluation/keeps-elsewhere/final/predictions.csv"
     written = predictions.read_text()
     assert cli_typer.main(["evaluate", str(folder), "--json"]) == 0
@@ -371,3 +379,4 @@ def test_what_a_model_is_to_keep_is_measured_after_the_test_set_and_told_everywh
     rates = [round(rate, 4) for rate in (run.wer_before, run.wer_after, kept.before, kept.after)]
     assert [record["wer"] for record in records] == rates and predictions.read_text() == written
     assert read_run(folder.absolute()).kept == run.kept
+    assert records[1]["terms"]["counts"][0] == asdict(the)
