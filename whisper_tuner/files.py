@@ -22,6 +22,7 @@ from whisper_tuner.errors import ConfigError, RunError
 DATALESS = 0x40000000  # SF_DATALESS (man chflags of macOS); in Python's stat from 3.13 on
 FORMULA = r"'*[=+\-@\t\r\n]"  # how a cell begins that a spreadsheet computes
 HASH_BYTES = 16
+TESTED = ("test", "valid", "dev")  # in names of lists that are not trained on
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 # What a user can do about a file or folder that the system refuses.
 REMEDIES = {
@@ -97,10 +98,15 @@ def beside(path: Path) -> list[str]:
 
 
 def like(path: Path) -> str:
-    """Return ", did you mean 'x'?" where a name in the path's folder is like its own, else nothing."""
+    """Return ", did you mean 'x'?" where a name in the path's folder is like its own, else nothing.
+
+    A list of training clips is never meant by the name of a test set.
+    """
     from exogym.config import nearest  # not on a host that is only looked at: its Python may be too old
 
-    return nearest(path.name, beside(path), before="" if path.parent == Path() else f"{path.parent}/")
+    tested = any(part in path.stem.lower() for part in TESTED)
+    names = [name for name in beside(path) if not (tested and "train" in name.lower())]
+    return nearest(path.name, names, before="" if path.parent == Path() else f"{path.parent}/")
 
 
 def shown(path: Path) -> Path:

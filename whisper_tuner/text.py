@@ -47,7 +47,7 @@ def wer_told(before: float | None, after: float | None, between: Sequence[float]
     rates = " -> ".join("?" if rate is None else f"{rate:.1f}" for rate in (before, after))
     if before is None or after is None:
         return "" if before is after else rates
-    return f"{rates}: {wer_change(after - before, between, clips)}"
+    return f"{rates}: {wer_change(round(after, 1) - round(before, 1), between, clips)}"  # as anybody would subtract
 
 
 def size(count: float) -> str:

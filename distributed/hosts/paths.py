@@ -11,6 +11,7 @@ from whisper_tuner.errors import DataError
 
 PROJECT = Path(__file__).resolve().parents[2]
 STORE = ".multimac"  # below the project folder on a host: models, audio, bundles, caches
+CHECKS = "checks"  # the folder of `data check`'s reports, below the store of this machine
 REMOTE_LISTS, REMOTE_WHEELS = ".setup", ".wheelhouse"  # also there: what `hosts setup` sends
 MADE_BY = "multimac hosts setup"  # the prompt of the environments that it makes: others are never removed
 # Package: its folder in the project. What a person sees (multimac/, cli_typer.py, wizard.py) is not sent.

@@ -88,7 +88,7 @@ class Forecast:
 
     @property
     def seconds(self) -> float:
-        return sum(self.parts.values())
+        return sum(map(round, self.parts.values()))  # as they are shown
 
     def kept(self, key: str, entered: float) -> dict[str, Any]:
         """Return what a run keeps of it. entered: when its command was."""

@@ -42,6 +42,7 @@ class Launch:
     """The content of run.json. `address` is this machine's own, where the ranks meet.
 
     forecast: what was expected of it, see forecast.Forecast.kept; {} where that was not known.
+    stated: the settings that the user has made; all others are defaults, or were chosen.
     notify: how the user is told of what happens. It may hold a token: no spec of a rank has it, nor does a report.
     """
 
@@ -60,6 +61,7 @@ class Launch:
     created: float = 0.0
     versions: dict = dataclasses.field(default_factory=dict)
     forecast: dict = dataclasses.field(default_factory=dict)
+    stated: tuple[str, ...] = ()
 
     def save(self, run_dir: Path) -> None:
         write_atomically(run_dir / "run.json", json_of(self, indent=2) + "\n")

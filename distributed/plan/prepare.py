@@ -249,6 +249,7 @@ def _launch(
         master=hosts.master if hosts else None,
         created=time.time(),
         versions={name: metadata.version(name) for name in RECORDED},
+        stated=tuple(sorted(job.origin)),
     )
 
 

@@ -160,5 +160,7 @@ class RunView:
 
 
 def _how_far(pace: Pace, event: Event) -> str:
+    if not event.done:
+        return counted(event.total, "clip")
     left = pace.left(event.time, event.done, event.total)
     return f"{event.done}/{counted(event.total, 'clip')}" + (f", {duration(left)} left" if left else "")

@@ -185,9 +185,10 @@ def read_history(
         # Other hosts have theirs until all is trained.
         is_elsewhere = known["over_ssh"] and state != FINISHED and not message.startswith(NOT_EVALUATED)
         known |= _on_disk(run_dir, events, is_elsewhere=is_elsewhere) | figures(events)
+        went_through = state == FINISHED
         if message.startswith(NOT_EVALUATED) and known["wer_after"] is not None:  # somebody has measured it since
             state, message = FINISHED, ""
-        if state == FINISHED and known["expected"] and len(events.attempts) == 1:
+        if went_through and known["expected"] and len(events.attempts) == 1:
             known["took"] = events.attempts[0].parts(entered)
         return RunSummary(state=state, message=message, left_out=events.left_out, **known), events
     except OSError as error:

@@ -184,7 +184,7 @@ def open_page(run_dir: Path) -> str:
     Returns what to tell of it. Where no browser can be opened, `multimac watch` says how to reach the page.
     """
     if not can_open():
-        return f"no browser can be opened here; see the page with: multimac watch {run_dir.name}"
+        return f"no browser here; for the page: multimac watch {run_dir.name}"
     subprocess.Popen(
         [sys.executable, str(PROJECT / "cli_typer.py"), "watch", str(run_dir), "--until-unwatched"],
         stdin=subprocess.DEVNULL,

@@ -16,7 +16,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
-from distributed.hosts.paths import PROJECT, STORE
+from distributed.hosts.paths import CHECKS, PROJECT, STORE
 from distributed.plan.hosts_file import load_hosts
 from distributed.plan.job import resolve
 from distributed.run_dir.find import find_run
@@ -47,7 +47,6 @@ from whisper_tuner.text import counted
 from .cut_long import cut_long, long_clips, told_of
 from .options import CONFIG, MODEL, Config, Language, Set, command
 
-CHECKS = "checks"  # the folder of reports below the store
 MOST_LISTED = 30  # contradicted clips in the report
 LIKE_A_FILE = re.compile(r"[/\\]|\.\w+$")
 

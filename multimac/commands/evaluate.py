@@ -7,7 +7,7 @@ import csv
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -47,7 +47,7 @@ from whisper_tuner.eval.wer import wer_interval
 from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.files import check_writable, shown
 from whisper_tuner.languages import language_code
-from whisper_tuner.text import counted
+from whisper_tuner.text import counted, wer_told
 
 from .options import CONFIG, MODEL, Config, Language, command
 
@@ -98,7 +98,8 @@ def evaluate(
     other_way = "" if fallback else "-greedy"
     other_way += "" if audio_context == "full" else f"-{audio_context}"
     asked = (language or (used.language if used else ""), used.task if used else "")
-    folders = _folders(chosen, manifests, out, other_way, asked, keeps)
+    lacking = _lacking(console, chosen, manifests)
+    folders = _folders(chosen, manifests, out, other_way, asked, keeps, lacking)
     for manifest in manifests:
         console.print(f"test set: {described_set(manifest)}", soft_wrap=True)
     console.print(f"with {', then '.join(model.name for model in chosen)}", soft_wrap=True)
@@ -177,6 +178,17 @@ def _manifests(
     return manifests
 
 
+def _lacking(console: Console, chosen: Sequence[Candidate], manifests: Sequence[Manifest]) -> set[Path]:
+    """Return the runs' own test sets that have fewer clips now than when the runs measured them."""
+    had = {Path(run.test): run.clips_tested for model in chosen if (run := model.origin) and run.test}
+    found = {manifest.path for manifest in manifests if len(manifest.samples) < had.get(manifest.path, 0)}
+    for path in sorted(found):
+        count = next(len(manifest.samples) for manifest in manifests if manifest.path == path)
+        what = f"{path.name}: {count} of the {had[path]} clips that the run was measured on: its WER stays as it is"
+        console.print(what, style="yellow", soft_wrap=True)
+    return found
+
+
 def _folders(
     chosen: Sequence[Candidate],
     manifests: Sequence[Manifest],
@@ -184,8 +196,11 @@ def _folders(
     other_way: str,
     asked: tuple[str, str],
     keeps: Mapping[Path, OtherSet],
+    lacking: Collection[Path],
 ) -> dict[tuple[Candidate, Path], Path]:
     """Return the folders for the predictions of each model on each manifest. Raises ConfigError.
+
+    lacking: the runs' own test sets with fewer clips than the runs had.
 
     other_way: the end of their names, where it is not the usual way to decode, whose predictions stay. asked: language
     and task; other ones than a model's run has are another way, too.
@@ -197,6 +212,7 @@ def _folders(
             folder = model.predictions_folder(out, path, name)
             own = (model.origin.language, model.origin.task) if model.origin else asked
             others = "".join(f"-{one}" for one, of_run in zip(asked, own, strict=True) if one and one != of_run)
+            others += "-fewer" if path in lacking else ""  # what the run has measured stays
             folders[model, path] = folder.with_name(folder.name + other_way + others)
     for folder in folders.values():
         check_writable(folder)
@@ -315,8 +331,9 @@ def _trained_on(model: Candidate, result: Evaluation) -> int:
 
 
 def _record_in_runs(measured: Sequence[Measured]) -> None:
-    """Add what was measured on a run's own test set to its events, from which `runs` shows WER."""
+    """Add what was measured on a run's own test set to its events, from which `runs` shows WER, and to its report."""
     from distributed.launcher.evaluate import AFTER, BEFORE, NAMES, record_in_run, summary
+    from multimac.report.page import contents, write_report
 
     def asked(run: RunSummary | None) -> tuple | None:
         return (run.base_model, run.language, run.task) if run else None
@@ -334,6 +351,8 @@ def _record_in_runs(measured: Sequence[Measured]) -> None:
         if any(known[when] != summary(result)["wer"] for when, result in results.items()):
             with contextlib.suppress(RunError):  # it runs again: at its end it is measured anew
                 record_in_run(run.path, results)
+                if run.report:
+                    write_report(contents(run.path))
 
 
 def _show(
@@ -387,5 +406,6 @@ def _differences(measured: Sequence[Measured]) -> list[str]:
             one.record["against"] |= {name: round(getattr(found, name), 2) for name in ("points", "low", "high")}
             lines.append(f"{one.model.name} against {reference.model.name}, on {one.manifest.path.name}:")
             trained = f", with {count} clips of its training" if (count := one.record["trained_on"]) else ""
-            lines.append(f"  WER {reference.record['wer']:.1f} -> {one.record['wer']:.1f}: {found}{trained}")
+            told = wer_told(reference.record["wer"], one.record["wer"], (found.low, found.high), found.clips)
+            lines.append(f"  WER {told}{trained}")
     return lines

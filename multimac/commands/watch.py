@@ -43,7 +43,9 @@ def watch(
     except OSError as error:
         raise ConfigError(f"port {port}: {error.strerror}", remedy="Leave --port out: a free one is taken.") from None
     print(f"{run_dir.name}: {page.address}", flush=True)
-    print("Whoever has this address can stop the run. Ctrl-C ends the page, and not the run.", flush=True)
+    print("Whoever has this address can stop the run.\nCtrl-C ends the page, and not the run.", flush=True)
+    if browser and not can_open():
+        print("No browser can be opened here.", flush=True)
     if "SSH_CONNECTION" in os.environ:
         place = page.host.partition(":")[2]
         print(f"From the machine you sit at: ssh -L {place}:{page.host} THIS_MACHINE, then open the address there.")

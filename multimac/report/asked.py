@@ -70,7 +70,7 @@ def read_asked(run: RunSummary) -> dict[str, Any]:
 
 
 def settings_of(asked: dict[str, Any], private: Private) -> list[Setting]:
-    """Return all settings, those that differ from their defaults first."""
+    """Return all settings, those first that the user has made, and that differ from their defaults."""
     with contextlib.suppress(*NOT_AS_WRITTEN):
         spec = asked["ranks"][0]["spec"]
         strategy = spec.get("strategy") or ""
@@ -88,6 +88,10 @@ def settings_of(asked: dict[str, Any], private: Private) -> list[Setting]:
             for key, value in (spec.get("strategy_settings") or {}).items()
             if value is not None and key not in FROM_PROFILE
         ]
+        if stated := asked.get("stated"):
+            names = ["H" if key == "communication_interval" else key for key in stated]
+            made = {f"{group}{name}" for name in names for group in ("", f"{strategy}: ")}
+            found = [dataclasses.replace(one, differs=one.differs and one.name in made) for one in found]
         return sorted(found, key=lambda setting: not setting.differs)
     return []
 

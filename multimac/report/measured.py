@@ -24,7 +24,7 @@ from whisper_tuner.eval.predictions import PREDICTIONS
 from whisper_tuner.eval.terms import TERMS, read_counts
 from whisper_tuner.eval.wer import Difference, Interval, wer_difference, wer_interval
 from whisper_tuner.files import read_table
-from whisper_tuner.text import counted, wer_change
+from whisper_tuner.text import counted, wer_told
 
 from .asked import listed_clips
 
@@ -135,6 +135,8 @@ def tests_of(run: RunSummary, worst_clips: int) -> list[Test]:
                 is_other_way = own_name.startswith((f"{BASE}-", f"{FINAL}-"))  # greedy, or as another language
                 if name.endswith(CROPPED) == cropped and not is_other_way and (clips := read_predictions(path)):
                     models[own_name] = clips
+            if run.state == RUNNING and run.wer_after is None:  # measured before a resume: of an earlier model
+                models.pop(FINAL, None)
             if models:  # the untouched one first
                 models = dict(sorted(models.items(), key=lambda item: (item[0] != BASE, item[0] != FINAL, item[0])))
                 found.append((folder, models, cropped))
@@ -145,7 +147,7 @@ def tests_of(run: RunSummary, worst_clips: int) -> list[Test]:
     if rates and not any(folder.name == own for folder in folders):  # its predictions are gone: events tell the rates
         change = ""
         if run.wer_before is not None and run.wer_after is not None:
-            change = wer_change(run.wer_after - run.wer_before, run.wer_difference, run.clips_tested)
+            change = wer_told(run.wer_before, run.wer_after, run.wer_difference, run.clips_tested).partition(": ")[2]
         own_test = Test(name=Path(run.test).name, rates=rates, change=change, normalizer=", ".join(run.normalizers))
         tests.insert(0, own_test)
     return tests
@@ -190,9 +192,11 @@ def _test(run: RunSummary, folder: Path, models: dict[str, list[Clip]], cropped:
     models = {name: [*map(completed, of_model)] for name, of_model in models.items()}
     clips = models[shown]
     before, after = models.get(BASE), models.get(FINAL)
-    difference, not_compared = None, ""
+    difference, not_compared, change = None, "", ""
     if before and after:
-        difference = _difference(after, before)
+        if difference := _difference(after, before):
+            rates = _rates(BASE, before).wer, _rates(FINAL, after).wer
+            change = wer_told(*rates, (difference.low, difference.high), difference.clips).partition(": ")[2]
         not_compared = "" if difference else "The two models were measured on different clips."
     speakers = _speakers(before or [], after or [])
     terms = [] if cropped else _terms(folder)
@@ -209,7 +213,7 @@ def _test(run: RunSummary, folder: Path, models: dict[str, list[Clip]], cropped:
         clips=len(clips),
         hours=sum(clip.duration_s for clip in clips) / 3600,
         difference=difference,
-        change=str(difference or ""),
+        change=change,
         not_compared=not_compared,
         speakers=tuple(speakers[:SPEAKERS_SHOWN]),
         speakers_left_out=len(speakers[SPEAKERS_SHOWN:]),

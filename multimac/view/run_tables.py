@@ -98,13 +98,17 @@ def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
 
 
 def forecast_told(run: RunSummary) -> str:
-    """Tell the time from the command to the report beside what was predicted; "" where nothing was."""
-    if not run.expected:
+    """Tell the time from the command to the report beside what was predicted; "" where one of them is not known.
+
+    A run that was stopped and resumed has no such time.
+    """
+    predicted, took = sum(map(round, run.expected)), sum(run.took)
+    if not predicted:
         return ""
-    predicted, took = sum(run.expected), sum(run.took)
     if not took:
-        return f"predicted {duration(predicted)}"
-    return f"{duration(took)}; predicted {duration(predicted)} ({predicted / took - 1:+.0%})"
+        return f"predicted {duration(predicted)}" if run.state == RUNNING else ""
+    off = f"{abs(predicted / took - 1):.0%} too {'long' if predicted > took else 'short'}"
+    return f"{duration(took)}; predicted {duration(predicted)}, {off}"
 
 
 def counted(found: dict[str, int]) -> str:
@@ -122,12 +126,13 @@ def facts_table(run: RunSummary, speed_up: float | None) -> Table:
 
 def host_table(run: RunSummary) -> Table:
     """Tell what each host did; a column that would be empty is left out."""
+    is_several = len(run.per_host) > 1  # of one host alone the run's own speed stands above
     columns = {
         "host": [host.name for host in run.per_host],
         "device": [host.device for host in run.per_host],
         "steps": [str(host.steps or "") for host in run.per_host],
         "clips": [str(host.clips or "") for host in run.per_host],
-        "clips/s": [f"{host.clips_per_s:.1f}" if host.clips_per_s else "" for host in run.per_host],
+        "clips/s": [f"{host.clips_per_s:.1f}" if host.clips_per_s and is_several else "" for host in run.per_host],
         "communicating": [f"{h.communicating:.1f} s" if h.communicating is not None else "" for h in run.per_host],
         "data wait": [f"{h.waiting:.1f} s" if waits_for_data(h) else "" for h in run.per_host],
         "sent": [size(host.bytes) if host.bytes else "" for host in run.per_host],

@@ -23,8 +23,9 @@ from rich.table import Table
 
 from distributed.checkup import this_machine
 from distributed.hosts.discovery import ANNOUNCED, Candidate, find
-from distributed.hosts.paths import PROJECT, STORE
+from distributed.hosts.paths import CHECKS, PROJECT, STORE
 from distributed.plan.hosts_file import load_hosts
+from distributed.run_dir.summary import REPORT
 from multimac.commands.options import CONFIG, Config, Detach, Watching, command
 from multimac.view.terminal import Console
 from whisper_tuner.config import KINDS as SECTION_KINDS
@@ -151,7 +152,7 @@ def _but_clips(questions: Questions) -> str:
 def _save(draft: Draft, console: Console) -> None:
     for line in draft.save():
         console.print(f"written: {line}", markup=False, soft_wrap=True)
-    if draft.data.is_doubtful:
+    if draft.data.is_doubtful and not _was_checked(draft):
         what = "The recordings have not been listened to or compared. This does it, and shows the rows to look at"
         console.print(f"{what}: {_check(draft)}", style="yellow", markup=False, soft_wrap=True)
 
@@ -310,6 +311,13 @@ def _check(draft: Draft) -> str:
     return f"multimac data check {draft.name}{_config(draft)}"
 
 
+def _was_checked(draft: Draft) -> bool:
+    """Tell whether `data check` has made its report since the lists of clips were written."""
+    page = PROJECT / STORE / CHECKS / draft.name / REPORT
+    lists = (draft.data.manifests | draft.data.split).values()
+    return page.exists() and all(path.exists() and path.stat().st_mtime < page.stat().st_mtime for path in lists)
+
+
 def _config(draft: Draft) -> str:
     return "" if draft.config_path == Path("config.ini").absolute() else f" --config {draft.config_path}"
 
@@ -328,6 +336,6 @@ def _run(draft: Draft, console: Console, *, watch: bool = False, detach: bool = 
         status = finetune(draft.run_name, watch=watch, detach=detach, config=draft.config_path)
     if status == ExitStatus.OK and any((run / "final").is_dir() for run in set(runs.glob("*")) - before):
         console.print(f"  {_command(draft)}   (the same from the beginning)", markup=False, soft_wrap=True)
-        if draft.data.is_doubtful:
+        if draft.data.is_doubtful and not _was_checked(draft):
             console.print(f"  {_check(draft)}   (rows to look at)", markup=False, soft_wrap=True)
     return status

@@ -25,6 +25,7 @@ from whisper_tuner.fact_store import FactStore
 from whisper_tuner.files import (
     atomic_folder,
     atomic_path,
+    like,
     read_table,
     write_atomically,
     write_shared,
@@ -257,3 +258,10 @@ def test_what_is_kept_of_somebodys_speech_is_for_its_owner_alone(tmp_path):
     found.append(tmp_path / "train.csv")
     assert len(found) == 7 and {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o600}
     assert stat.S_IMODE((tmp_path / "run" / "final").stat().st_mode) == 0o700
+
+
+def test_a_list_to_train_on_is_never_meant_by_the_name_of_a_test_set(tmp_path):
+    (tmp_path / "mine-train.csv").touch()
+    assert "mine-train.csv" in like(tmp_path / "mine-trian.csv") and not like(tmp_path / "mine-test.csv")
+    (tmp_path / "mine-tests.csv").touch()
+    assert "mine-tests.csv" in like(tmp_path / "mine-test.csv")

@@ -380,3 +380,9 @@ def test_what_a_model_is_to_keep_and_its_terms_are_measured_and_told_everywhere(
     assert [record["wer"] for record in records] == rates and predictions.read_text() == written
     assert read_run(folder.absolute()).kept == run.kept
     assert records[1]["terms"]["counts"][0] == asdict(the)
+    few.write_text("\n".join(few.read_text().splitlines()[:-1]))
+    assert cli_typer.main(["evaluate", str(folder)]) == 0
+    assert "few.csv: 2 of the 3 clips that the run was measured on: its WER stays" in capsys.readouterr().out
+    again = read_run(folder.absolute())
+    assert (again.clips_tested, again.wer_after) == (3, run.wer_after)
+    assert len((folder / "evaluation/few/final-fewer/predictions.csv").read_text().splitlines()) == 3

