@@ -106,6 +106,7 @@ def like(path: Path) -> str:
 
     tested = any(part in path.stem.lower() for part in TESTED)
     names = [name for name in beside(path) if not (tested and "train" in name.lower())]
+    names = [name for name in names if nearest(path.stem, [Path(name).stem])]  # not by .json alone
     return nearest(path.name, names, before="" if path.parent == Path() else f"{path.parent}/")
 
 

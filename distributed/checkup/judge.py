@@ -184,7 +184,8 @@ class Judge:
         is_foreign = self.is_worker and not facts["venv"]
         if not facts["training"]:
             passed = facts["passed"][: 1 if facts["fitting"] else None]
-            what = f"there is no usable Python at {'; '.join(passed)}".removesuffix(GONE)
+            at = f"{self.host.host.address}:" if self.is_worker else ""  # a path there, not one here
+            what = f"there is no usable Python at {at}{'; '.join(passed)}".removesuffix(GONE)
             remedy = self.mend
             if not facts["fitting"]:
                 remedy = INSTALL_PYTHON

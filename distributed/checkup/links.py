@@ -350,7 +350,7 @@ def form_groups(links: Links, deadline: float) -> list[Finding]:
         found.append(Finding(hosts=hosts, what=what, remedy=WHAT_HELPS, check="links"))
     for reason, untaken in untried.items():
         hosts, names = tuple(untaken), ", ".join(untaken)
-        what = f"no gloo group was tried with {names}: {reason}"
+        what = f"whether gloo connects was not tried with {names}: {reason}"
         remedy = "The run itself will do it. To look again: multimac hosts check"
         found.append(Finding(hosts=hosts, what=what, remedy=remedy, severity=Severity.WARNING, check="links"))
     return found

@@ -116,8 +116,7 @@ class Launcher:
         run = read_run(self.run_dir)
         if not run.has_checkpoints:
             return ""
-        since = "" if run.checkpoint_step is None else f" from step {run.checkpoint_step}"
-        return f"\n  Go on{since} with: {self.launch.resume_command(self.run_dir)}"
+        return f"\n  Go on with: {self.launch.resume_command(self.run_dir)}"
 
     def _train(self) -> None:
         ranks = self.launch.ranks

@@ -113,12 +113,21 @@ class Conditions:
         a_parameter = WIRE_BYTES[config.wire] + (1 / moments_in if config.share_moments else 0.0)
         return 2 * (self.hosts - 1) / self.hosts * self.parameters * a_parameter
 
+    def mean_round_bytes(self, config: DiLoCoConfig) -> float:
+        """Return the mean over the rounds of a run: second moments are sent oftener in the first ones."""
+        rounds = max(1, math.ceil(self.steps / config.H))
+        first = min(rounds, EVERY) * self.round_bytes(config, moments_in=self._moments_at_first)
+        return (first + max(0, rounds - EVERY) * self.round_bytes(config)) / rounds
+
+    @property
+    def _moments_at_first(self) -> int:
+        return min(OFTEN, max(1, math.ceil(self.parameters / FEW)))
+
     def exchange_s(self, config: DiLoCoConfig = PLAIN) -> float:
         return self.round_bytes(config) / self.bytes_s
 
     def longest_s(self, config: DiLoCoConfig) -> float:
-        moments_in = min(OFTEN, max(1, math.ceil(self.parameters / FEW)))
-        return self.round_bytes(config, moments_in=moments_in) / self.bytes_s
+        return self.round_bytes(config, moments_in=self._moments_at_first) / self.bytes_s
 
     def waiting(self, config: DiLoCoConfig) -> float:
         """Return the part of the time that hosts wait for the link."""
@@ -194,7 +203,8 @@ def _told(config: DiLoCoConfig, conditions: Conditions) -> str:
     measured, exchange_s = conditions.measured, conditions.exchange_s(config)
     round_s = f"{config.H * conditions.step_s:.1f} s{'' if measured.step_s else ' (assumed)'}"
     rate = f"{conditions.bytes_s * 8e-6:.0f} Mbit/s{'' if measured.bytes_s else ' (assumed)'}"
-    sent = f"in each a host sends {size(conditions.round_bytes(config))} as {config.wire}, {exchange_s:.1f} s at {rate}"
+    bytes_sent = size(conditions.mean_round_bytes(config))
+    sent = f"in each a host sends {bytes_sent} as {config.wire}, {exchange_s:.1f} s at {rate}"
     parts = [f"rounds of {counted(config.H, 'step')}, {round_s}; {sent}"]
     if config.overlap_steps:
         parts[0] += f", during {counted(config.overlap_steps, 'step')} of training"

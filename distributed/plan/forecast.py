@@ -139,7 +139,7 @@ def forecast(
         exchange_bytes = conditions.round_bytes()
         if isinstance(config, DiLoCoConfig):
             rounds, round_s = math.ceil(steps / config.H), conditions.round_s(config)
-            exchange_bytes = conditions.round_bytes(config)
+            exchange_bytes = conditions.mean_round_bytes(config)
         waiting_s = rounds * round_s - rounds * config.steps_in_round * step_s
         sent = rounds * exchange_bytes * hosts
     validations = clips.get("validation", 0) / clips["train"] * FORWARD * steps

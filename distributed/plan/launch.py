@@ -62,6 +62,7 @@ class Launch:
     versions: dict = dataclasses.field(default_factory=dict)
     forecast: dict = dataclasses.field(default_factory=dict)
     stated: tuple[str, ...] = ()
+    test_clips: int = 0
 
     def save(self, run_dir: Path) -> None:
         write_atomically(run_dir / "run.json", json_of(self, indent=2) + "\n")

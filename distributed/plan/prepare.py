@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 
 from distributed.hosts.paths import PROJECT, STORE, SyncItem, code_items, folder_items
+from distributed.run_dir.folder import date_in
 from distributed.ssh.host import Host, Hosts
 from whisper_tuner.config import Profile
 from whisper_tuner.data.check import check_data, check_manifest, check_usable, described, trainable
@@ -118,7 +119,7 @@ def prepare_run(
     sharing = machine_workers or [1 if hosts else len(labels)] * len(labels)
     ranks, items = _ranks(_with_shares(spec, sharing if hosts else ()), hosts, sharing, manifests, shards, run_dir)
     return Prepared(
-        launch=_launch(job, ranks, manifests, address, hosts),
+        launch=_launch(job, ranks, checked, address, hosts),
         items=items,
         shards=shards["train"],
         steps_per_epoch=steps_per_epoch,
@@ -243,11 +244,12 @@ def _launch(
         timeout_s=job.distribution.round_timeout_s,
         min_hosts=len(ranks) if ranks[0].spec.is_pipeline else min(job.distribution.min_hosts, len(ranks)),
         notify=job.distribution.notify,
-        manifests={kind: str(manifest.path) for kind, manifest in manifests.items()},
+        manifests={kind: str(manifest.path) for kind, manifest in manifests.items() if kind != "test"},
+        test_clips=len(manifests["test"].samples) if "test" in manifests else 0,
         test=str(job.profile.test) if job.profile.test else None,
         keeps=job.keeps,
         master=hosts.master if hosts else None,
-        created=time.time(),
+        created=date_in(ranks[0].spec.run_id) or time.time(),
         versions={name: metadata.version(name) for name in RECORDED},
         stated=tuple(sorted(job.origin)),
     )

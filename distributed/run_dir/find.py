@@ -91,6 +91,8 @@ def speed_ups(runs: Sequence[RunSummary]) -> list[float | None]:
         asked = read_run(path, only_asked=True)  # first, because most runs are of other work
         key = path.parent, asked.kind_of_work
         if len(asked.hosts) == 1 and key in keys and (alone := read_run(path)).state == FINISHED:
+            if len(alone.per_host) > 1:  # it was begun on several
+                continue
             fastest[key] = max(fastest.get(key, 0.0), alone.clips_per_s or 0.0)
     speeds = [(run.clips_per_s, fastest.get(key)) for run, key in zip(runs, keys, strict=True)]
     return [mine / alone if mine and alone else None for mine, alone in speeds]

@@ -249,7 +249,9 @@ def _state(run_dir: Path, attempts: Sequence[Attempt], *, ended: bool) -> tuple[
     last = attempts[-1] if attempts else Attempt()
     if not ended and is_running(run_dir):
         phase = next((event.phase for event in reversed(last.of_type("phase"))), "")
-        return RUNNING, "training" if last.steps and phase != "evaluate" else phase
+        is_paused = [event.type for event in last.of_type("generation", "paused")][-1:] == ["paused"]
+        training = "paused" if is_paused else "training"
+        return RUNNING, training if last.steps and phase != "evaluate" else phase
     ends = last.of_type("end")
     if not ends:
         return FAILED, NO_LAST_WORD if attempts else "it never started: see launcher.log"
@@ -263,7 +265,12 @@ def _on_disk(run_dir: Path, events: RunEvents, *, is_elsewhere: bool) -> dict[st
     found: list[Path] = []
     with contextlib.suppress(FileNotFoundError):  # a running run drops old ones, and at its end all
         found = sorted(path for path in folder.glob("[0-9]*") if any(path.glob("*.json")))
-    saved = [event.step for event in events.of_type("checkpoint")]
+    saved: list[int] = []
+    for event in events.of_type(
+        "checkpoint", "resume"
+    ):  # what was saved after the step that a run went on from is gone
+        kept = [step for step in saved if step <= event.step] if event.type == "resume" else saved
+        saved = [*kept, event.step] if event.type == "checkpoint" or event.step else kept
     return {
         "model": _model_in(run_dir),
         "report": report if report.is_file() else None,

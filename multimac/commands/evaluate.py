@@ -180,7 +180,8 @@ def _manifests(
 
 def _lacking(console: Console, chosen: Sequence[Candidate], manifests: Sequence[Manifest]) -> set[Path]:
     """Return the runs' own test sets that have fewer clips now than when the runs measured them."""
-    had = {Path(run.test): run.clips_tested for model in chosen if (run := model.origin) and run.test}
+    runs = {Path(run.test): run.path for model in chosen if (run := model.origin) and run.test}
+    had = {test: read_run(path).clips_tested for test, path in runs.items()}
     found = {manifest.path for manifest in manifests if len(manifest.samples) < had.get(manifest.path, 0)}
     for path in sorted(found):
         count = next(len(manifest.samples) for manifest in manifests if manifest.path == path)

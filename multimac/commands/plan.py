@@ -277,7 +277,9 @@ def _show(console: Console, job: Job, known: Known, ways: Sequence[Way], best: W
     console.print(fitting(console, table))
     console.print()
     for number, way in enumerate(ways if is_choice else [], 1):
-        console.print(f"{number}: {', '.join(way.forecast.hosts)}; held back by {way.held_back_by}", soft_wrap=True)
+        count = len(way.forecast.hosts)
+        held = f"kept from being {count} times as fast" if count > 1 else "held back"
+        console.print(f"{number}: {', '.join(way.forecast.hosts)}; {held} by {way.held_back_by}", soft_wrap=True)
     if is_choice:
         console.print("speed-up: over the fastest machine alone", soft_wrap=True)
     if any(way.forecast.parts != way.forecast.measured for way in ways):

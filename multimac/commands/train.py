@@ -27,7 +27,9 @@ from distributed.plan.job import BESIDE, Job, resolve
 from distributed.plan.launch import Launch
 from distributed.plan.prepare import STAGES, Prepared, prepare_run
 from distributed.plan.run_spec import PIPELINE
-from distributed.run_dir.folder import new_run
+from distributed.run_dir.find import run_dirs
+from distributed.run_dir.folder import is_running, new_run
+from distributed.run_dir.summary import read_run
 from distributed.ssh.host import Hosts
 from exogym.config import nearest
 from multimac.view.preflight_view import show_preflight
@@ -82,6 +84,7 @@ def train_here(
     console, entered = Console(), time.time()
     job = resolve(ConfigFile(config), name, strategy="allreduce", settings=settings)  # alone, none to agree with
     _check_device(job.profile.device)
+    _tell_of_others(console, job.profile.runs_dir)
     if job.distribution.strategy == PIPELINE:  # alone it is only worth a try
         ranks = max(ranks, STAGES)
     with new_run(job.profile.runs_dir, job.name) as run_dir:
@@ -118,11 +121,15 @@ def distributed_train(
     """Train a profile on all machines of a hosts file."""
     if resume:
         _only_new(settings)
+        if only:
+            remedy = "Name a hosts file that has only these: --hosts FILE"
+            raise ConfigError("--only is for a new run; --resume goes on with all hosts of the run", remedy=remedy)
         if dry_run:
             raise ConfigError("--dry-run shows a new run, --resume continues one", remedy="Leave one of them out.")
         return resume_run(config, resume, name=profile, hosts_file=hosts, no_sync=no_sync, watch=watch, detach=detach)
     entered = time.time()
     console, job = Console(), resolve(ConfigFile(config), _named(profile), settings=settings or ())
+    _tell_of_others(console, job.profile.runs_dir)
     hosts = hosts or job.distribution.hosts_config or _usual_hosts_file(console, job, config)
     machines = _chosen(load_hosts(hosts), only, hosts)
     console.print(f"looking at {', '.join(host.address for host in machines.all)}")
@@ -165,6 +172,15 @@ def _named(profile: str) -> str:
     if not profile:
         raise typer.BadParameter("name a profile, or a run with --resume.", param_hint="PROFILE")
     return profile
+
+
+def _tell_of_others(console: Console, runs_dir: Path) -> None:
+    """Say which runs this machine, the first host of all its runs, is training already."""
+    for run_dir in run_dirs([runs_dir]):
+        if is_running(run_dir):
+            hosts = ", ".join(read_run(run_dir, only_asked=True).hosts)
+            what = f"run {run_dir.name} is still going on, on {hosts}: both will take longer"
+            console.print(what, style="yellow", soft_wrap=True)
 
 
 def _chosen(machines: Hosts, only: str, file: Path) -> Hosts:

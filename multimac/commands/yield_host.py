@@ -85,7 +85,7 @@ class _Followed:
     def _told(self, name: str, *, back: bool) -> str:
         host = self.view.hosts.get(name, HostView(name))  # of a launcher that has just started nothing is told yet
         if self.view.phase != "evaluate" and host.state != "done":
-            return _told(host, back=back)
+            return _told(host, self._step, back=back)
         if back:
             return "is not called again while clips are transcribed"
         if name == read_run(self._run_dir, only_asked=True).hosts[0]:
@@ -99,14 +99,14 @@ class _Followed:
         return max((host.step for host in self.view.hosts.values()), default=0)
 
 
-def _told(host: HostView, *, back: bool) -> str:
-    """Return what has become of a host that is to leave or to come back; "" as long as nothing has."""
+def _told(host: HostView, step: int, *, back: bool) -> str:
+    """Tell what has become of a host that is to leave or to come back; "" as long as nothing has. step: of the run."""
     if host.state in ("given up", "failed"):
         return "is given up" if host.state == "given up" else "has failed"
     if host.state == "lost":
         return f"is lost; it {'takes part again' if back else 'stays left out'} once it is found"
     if not back:
-        since = f" since step {host.step}" if host.step else ""
+        since = f" since step {step}" if step else ""
         return f"is left out{since}" if host.state == "away" else ""
     if host.state == "away":
         return "" if host.away_for == ASKED else f"stays away by itself: {host.away_for}"

@@ -140,7 +140,10 @@ def data_of(run: RunSummary, asked: dict[str, Any]) -> list[DataSet]:
             )
         )
     if run.test:
-        found.append(DataSet(kind=KINDS["test"], file=Path(run.test).name, left_out=left_out.get(run.test, "")))
+        known = asked.get("test_clips")
+        clips = known if isinstance(known, int) and known else None
+        name, left = Path(run.test).name, left_out.get(run.test, "")
+        found.append(DataSet(kind=KINDS["test"], file=name, clips=clips, left_out=left))
     return found
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from distributed.plan.launch import Launch
+from distributed.run_dir.away import read_away
 from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, RUNNING, HostFigures, RunSummary
 from whisper_tuner.errors import RunError
 from whisper_tuner.files import shown
@@ -72,6 +73,8 @@ def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
         ("state", run.state + (f", {run.message}" if run.state == RUNNING and run.message else "")),
         ("begun", begun + (f", in {run.attempts} attempts" if run.attempts > 1 else "")),
         ("hosts", ", ".join(run.hosts)),
+        ("hosts before", ", ".join(host.name for host in run.per_host if host.name not in run.hosts)),
+        ("left out", ", ".join(read_away(run.path)) if run.state == RUNNING else ""),
         ("lost", "; ".join(f"{name}: {told}" for name, told in run.lost.items())),
         ("cut off", counted({f"{one} and {other} from each other": n for (one, other), n in run.apart.items()})),
         ("base model", run.base_model and str(shown(Path(run.base_model)))),

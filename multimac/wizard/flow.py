@@ -24,7 +24,7 @@ from rich.table import Table
 from distributed.checkup import this_machine
 from distributed.hosts.discovery import ANNOUNCED, Candidate, find
 from distributed.hosts.paths import CHECKS, PROJECT, STORE
-from distributed.plan.hosts_file import load_hosts
+from distributed.plan.hosts_file import HOSTS_FILE, load_hosts
 from distributed.run_dir.summary import REPORT
 from multimac.commands.options import CONFIG, Config, Detach, Watching, command
 from multimac.view.terminal import Console
@@ -208,6 +208,8 @@ def _ask(
         if any(questions.taken[key] != questions.earlier.get(key) for key in ("model", "method")):
             questions.earlier.pop("learning_rate", None)  # it was meant for another model
         draft.settings = ask_settings(questions, draft, console)
+    if hosts_file is None and not Path(HOSTS_FILE).exists():  # else the one of an earlier run
+        hosts_file = next(filter(Path.is_file, reversed(before.paths("hosts_config"))), None)
     if group := ask_hosts(questions, draft, scratch, console, hosts_file, several=start == MACHINES):
         ask_strategy(questions, draft, group, scratch, console)
     _ask_name(questions, draft)
