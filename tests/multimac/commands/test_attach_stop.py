@@ -74,6 +74,10 @@ def test_a_stop_while_wer_is_measured_leaves_the_model(folder, capfd):
     assert last["status"] == ExitStatus.INTERRUPTED and "the model is in final/" in last["message"]
     assert written["type"] == "report" and Path(written["path"]).is_file()
     assert (run / "final/model.safetensors").is_file() and not (run / "wer.json").exists()
+    trained = (run / "final/model.safetensors").read_bytes()
+    assert cli_typer.main(["finetune", "--resume", "last"]) == ExitStatus.RUN
+    assert "is trained to its end" in capfd.readouterr().err
+    assert (run / "final/model.safetensors").read_bytes() == trained
 
 
 @pytest.mark.slow
