@@ -349,8 +349,8 @@ def form_groups(links: Links, deadline: float) -> list[Finding]:
         hosts = tuple(looks[number].name for number in numbers)
         found.append(Finding(hosts=hosts, what=what, remedy=WHAT_HELPS, check="links"))
     for reason, untaken in untried.items():
-        hosts, names = tuple(untaken), ", ".join(untaken)
-        what = f"whether gloo connects was not tried with {names}: {reason}"
+        hosts, among = tuple(untaken), f" among {', '.join(untaken)}" if len(untaken) > 1 else ""
+        what = f"whether gloo connects was not tried{among}: {reason}"
         remedy = "The run itself will do it. To look again: multimac hosts check"
         found.append(Finding(hosts=hosts, what=what, remedy=remedy, severity=Severity.WARNING, check="links"))
     return found

@@ -125,8 +125,8 @@ def test_each_host_is_wrong_in_another_way(no_torch, ssh_server, worker, tmp_pat
     assert f"locked: no key was accepted for user {worker.user or ''}".rstrip() in said
     assert "no-such-host.invalid: the name no-such-host.invalid is not known" in said
     assert (
-        "there is no usable Python at /no/such/environment/bin/python\n  Is python_env right in the hosts file? Run"
-        in said
+        "there is no usable Python at 127.0.0.1:/no/such/environment/bin/python\n"
+        "  Is python_env right in the hosts file? Run" in said
     )
     assert report.hosts[5].space and report.hosts[5].clock_ahead_s is not None  # another Python could tell
     with pytest.raises(HostError) as raised:
@@ -169,7 +169,7 @@ def test_a_torch_that_takes_too_long_to_import_is_told_in_time(worker, bare_venv
     report = look(replace(worker, python_env=str(bare_venv)), job=tiny(tmp_path, "device = cpu\n"))
     assert wrong(report) == [] and len(report.pairs) == 2
     [what] = [problem.what for problem in report.warnings if problem.check == "links"]
-    assert what == "no gloo group was tried with 127.0.0.1: importing torch took too long (the next time is quicker)"
+    assert what == "whether gloo connects was not tried: importing torch took too long (the next time is quicker)"
     wait_until_no_agent_is_left()
 
 

@@ -103,7 +103,7 @@ def test_one_thing_is_wrong(changes, severity, said):
 @pytest.mark.parametrize(
     ("passed", "fitting", "said", "remedy"),
     [
-        (["/e/bin/python: does not run"], True, "at /e/bin/python", "Run: multimac hosts setup"),
+        (["/e/bin/python: does not run"], True, "at b:/e/bin/python", "Run: multimac hosts setup"),
         (["/e/bin/python: 3.15, needs 3.11 to 3.14", "/b/python3: built for Intel"], True, "3.15, needs", "Run: "),
         (["/e/bin/python: does not run", "/b/python3: built for Intel"], False, "python3: built for Intel", "brew"),
     ],

@@ -62,7 +62,7 @@ def test_a_payload_that_is_small_against_steps_travels_as_it_is(job):
     config, told, _ = settled(job(), LORA, bytes_s=1250e6, step_s=1.0)
     assert (config.H, config.wire, config.overlap_steps, config.share_moments) == (5, "float32", 0, True)
     assert told == (
-        "rounds of 5 steps, 5.0 s; in each a host sends 13.4 MB as float32, 0.0 s at 10000 Mbit/s; "
+        "rounds of 5 steps, 5.0 s; in each a host sends 13.5 MB as float32, 0.0 s at 10000 Mbit/s; "
         "hosts share Adam's second moments; the less of a batch a host has, the larger its learning rate (scale_lr); "
         "a step counts by how much text it has (weigh_steps)"
     )
@@ -75,7 +75,7 @@ def test_a_larger_one_is_made_smaller_and_then_hidden(job):
     assert (config.H, config.wire, config.overlap_steps) == (5, "int8", 2)
     config, told, _ = settled(job(), FULL, bytes_s=12.5e6, step_s=1.0)  # 4.7 s in 8 bits, 2.5 s in 4
     assert (config.H, config.wire, config.overlap_steps) == (8, "int4", 5)
-    assert "31.2 MB as int4, 2.5 s at 100 Mbit/s, during 5 steps of training" in told and "they wait" not in told
+    assert "32.6 MB as int4, 2.5 s at 100 Mbit/s, during 5 steps of training" in told and "they wait" not in told
 
 
 def test_four_bits_are_for_what_eight_would_need_longer_rounds_for(job):
