@@ -86,10 +86,7 @@ def prepare_run(
         check_pipeline(job, len(labels))
     if local_ranks > 1 and not profile.num_threads:  # ranks of one machine share its cores
         profile = dataclasses.replace(profile, num_threads=max(1, (os.cpu_count() or 1) // local_ranks))
-    checked, profile = _checked(profile, len(labels), run_dir, show_status), with_timestamps(profile)
-    for other in job.added:
-        checked["train"] = _with_more(checked, other, profile)
-    kept = [_checked_kept(one, profile, checked["train"]) for one in job.keeps]
+    checked, profile = _checked(job, profile, len(labels), run_dir, show_status), with_timestamps(profile)
     manifests = _written(checked, run_dir)
     shards = _shards(manifests, profile.shards or labels, whole=is_pipeline)
     clips, shard_count = len(manifests["train"].samples), 1 if is_pipeline else len(shards["train"])
@@ -102,7 +99,6 @@ def prepare_run(
         conditions = Conditions(parameters=parameters, hosts=len(labels), steps=total_steps, measured=known)
         job, rounds = chosen(job, conditions)
     interval = profile.checkpoint_interval or _checkpoint_interval(job, total_steps, conditions)
-    rounds = _told_of_pipeline(labels, interval) if is_pipeline else rounds
     spec = RunSpec(  # what all ranks are told alike; the files are still the user's own
         run_id=run_dir.name,
         run_dir=str(run_dir),
@@ -125,8 +121,8 @@ def prepare_run(
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         manifests=checked,
-        kept=kept,
-        rounds=rounds,
+        kept=[_checked_kept(one, profile, checked["train"]) for one in job.keeps],
+        rounds=_told_of_pipeline(labels, interval) if is_pipeline else rounds,
     )
 
 
@@ -182,7 +178,7 @@ def _fitting(job: Job, profile: Profile, known: Measured, ranks: int, train: Man
     return dataclasses.replace(profile, frozen_precision=way.frozen_precision) if way else profile
 
 
-def _checked(profile: Profile, ranks: int, run_dir: Path, show_status: ShowStatus) -> dict[str, Manifest]:
+def _checked(job: Job, profile: Profile, ranks: int, run_dir: Path, show_status: ShowStatus) -> dict[str, Manifest]:
     """Return the manifests by kind, once model and data are known to be usable.
 
     Raises ConfigError, DataError, ModelError.
@@ -196,6 +192,8 @@ def _checked(profile: Profile, ranks: int, run_dir: Path, show_status: ShowStatu
         read_terms(profile.terms)
     with show_status("reading the manifests, and the headers of the audio"):
         checked = check_data(profile, run_dir, PROJECT / STORE)
+        for other in job.added:
+            checked["train"] = _with_more(checked, other, profile)
     check_files(model_folder(profile.base_model, show=True))  # a download may take long: in sight, before any worker
     return checked
 

@@ -95,18 +95,11 @@ def evaluate(
     chosen = candidates([model_named(name, config) for name in models], with_base=base)
     keeps = {} if data or used else _keeps(chosen)
     manifests = _manifests(console, data, used, chosen, keeps)
-    other_way = "" if fallback else "-greedy"
-    other_way += "" if audio_context == "full" else f"-{audio_context}"
+    other_way = ("" if fallback else "-greedy") + ("" if audio_context == "full" else f"-{audio_context}")
     asked = (language or (used.language if used else ""), used.task if used else "")
     lacking = _lacking(console, chosen, manifests)
     folders = _folders(chosen, manifests, out, other_way, asked, keeps, lacking)
-    for manifest in manifests:
-        console.print(f"test set: {described_set(manifest)}", soft_wrap=True)
-    console.print(f"with {', then '.join(model.name for model in chosen)}", soft_wrap=True)
-    for model in chosen:
-        fetch_model(model.path)
-        if said := unfinished(model.path):
-            console.print(said, style="yellow", markup=False, soft_wrap=True)
+    _announce(console, chosen, manifests)
     with working(console, "loading torch") as tell:
         from exogym import device as devices
         from whisper_tuner.eval.evaluation import FALLBACK, GREEDY
@@ -122,9 +115,7 @@ def evaluate(
     )
     results: list[Measured] = []
     for model in chosen:
-        way = _way(decoding, model, chosen)
-        ways = {manifest.path: way for manifest in manifests}
-        ways |= {path: replace(way, language=kept.language or None) for path, kept in keeps.items()}
+        ways = _ways(decoding, model, chosen, manifests, keeps)
         results += _results(console, model, manifests, ways, batch_size, folders)
     results.sort(key=lambda one: manifests.index(one.manifest))
     if listed := terms or (used.terms if used else None) or _terms_of(chosen):
@@ -220,12 +211,35 @@ def _folders(
     return folders
 
 
-def _way(asked: Decoding, model: Candidate, chosen: Sequence[Candidate]) -> Decoding:
-    """Add language and task that nobody asked for: of the model's run, else of the others' runs if these agree."""
+def _announce(console: Console, chosen: Sequence[Candidate], manifests: Sequence[Manifest]) -> None:
+    """Say what is evaluated on what, and fetch models that are not here."""
+    for manifest in manifests:
+        console.print(f"test set: {described_set(manifest)}", soft_wrap=True)
+    console.print(f"with {', then '.join(model.name for model in chosen)}", soft_wrap=True)
+    for model in chosen:
+        fetch_model(model.path)
+        if said := unfinished(model.path):
+            console.print(said, style="yellow", markup=False, soft_wrap=True)
+
+
+def _ways(
+    asked: Decoding,
+    model: Candidate,
+    chosen: Sequence[Candidate],
+    manifests: Sequence[Manifest],
+    keeps: Mapping[Path, OtherSet],
+) -> dict[Path, Decoding]:
+    """Return how to decode each test set.
+
+    Language and task that nobody asked for are those of the model's run, else of the others' runs if these agree; of a
+    set to keep the language is its own.
+    """
     runs = [model.origin] if model.origin else [one.origin for one in chosen if one.origin]
     ways = {(run.language, run.task) for run in runs}
     language, task = ways.pop() if len(ways) == 1 else ("", None)
-    return replace(asked, language=asked.language or language or None, task=asked.task or task)
+    way = replace(asked, language=asked.language or language or None, task=asked.task or task)
+    of_all = {manifest.path: way for manifest in manifests}
+    return of_all | {path: replace(way, language=kept.language or None) for path, kept in keeps.items()}
 
 
 def _results(

@@ -120,12 +120,7 @@ def distributed_train(
 ) -> ExitStatus:
     """Train a profile on all machines of a hosts file."""
     if resume:
-        _only_new(settings)
-        if only:
-            remedy = "Name a hosts file that has only these: --hosts FILE"
-            raise ConfigError("--only is for a new run; --resume goes on with all hosts of the run", remedy=remedy)
-        if dry_run:
-            raise ConfigError("--dry-run shows a new run, --resume continues one", remedy="Leave one of them out.")
+        _only_new(settings, only=only, dry_run=dry_run)
         return resume_run(config, resume, name=profile, hosts_file=hosts, no_sync=no_sync, watch=watch, detach=detach)
     entered = time.time()
     console, job = Console(), resolve(ConfigFile(config), _named(profile), settings=settings or ())
@@ -217,9 +212,14 @@ def _with_forecast(
     return dataclasses.replace(prepared.launch, forecast=expected.kept(key, entered)), told
 
 
-def _only_new(settings: Sequence[str] | None) -> None:
+def _only_new(settings: Sequence[str] | None, *, only: str = "", dry_run: bool = False) -> None:
     if settings:
         raise ConfigError("--set is for a new run; --resume keeps its settings", remedy="Leave one of them out.")
+    if only:
+        remedy = "Name a hosts file that has only these: --hosts FILE"
+        raise ConfigError("--only is for a new run; --resume goes on with all hosts of the run", remedy=remedy)
+    if dry_run:
+        raise ConfigError("--dry-run shows a new run, --resume continues one", remedy="Leave one of them out.")
 
 
 def _measure_steps(console: Console, job: Job, hosts: Hosts, report: Report) -> list[Speed]:
