@@ -31,7 +31,7 @@ from whisper_tuner.data.check import check_manifest
 from whisper_tuner.data.dataset import Manifest, load_manifest
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.formats.rows import Reading
-from whisper_tuner.errors import RunError
+from whisper_tuner.errors import RunError, TunerError
 from whisper_tuner.eval.evaluation import Evaluation, Transcript, compared, generation_settings
 from whisper_tuner.eval.predictions import PREDICTIONS, difference, write_predictions
 from whisper_tuner.eval.terms import TERMS, read_terms, shares, terms_in, write_terms
@@ -66,8 +66,9 @@ def evaluate_launch(
     if launch.test:
         evaluate_run(spec, Path(launch.test), events, helpers, asked_away=asked_away)
     for kept in launch.keeps:
-        own = replace(spec, profile=kept.profile(spec.known_profile))
-        evaluate_run(own, kept.clips, events, helpers, asked_away=asked_away, kept=kept)
+        own, helping = replace(spec, profile=kept.profile(spec.known_profile)), {*asked_away()}
+        there = [rank for rank in helpers if rank.label not in helping]
+        evaluate_run(own, kept.clips, events, there, asked_away=asked_away, kept=kept)
 
 
 def evaluate_run(
@@ -104,7 +105,6 @@ def evaluate_run(
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
     own = folder / "evaluation" / (kept.folder if kept else test.stem)
-    terms = read_terms(profile.terms) if profile.terms and not kept else ()
     no_speech, store = profile.no_speech == "train", Path(spec.cache_dir).parent
     reading = Reading.of(profile)
     manifest = check_manifest(test, profile.max_duration_s, store, no_speech=no_speech, reading=reading, kind="test")
@@ -123,12 +123,19 @@ def evaluate_run(
             tell({"type": "evaluation", "when": when, **figures[when], "cached": result.cached, **by_machine})
     if not kept:
         write_rates(folder, figures)
-    if terms:
-        trained = load_manifest(folder / "train.csv", check_audio=False, no_speech=True).samples
-        tell(_terms_event(terms, measured, [sample.text for sample in trained], own))
+    if profile.terms and not kept:
+        try:
+            tell(terms_event(read_terms(profile.terms), measured, texts_of_training(folder), own))
+        except TunerError as error:  # the list is gone: WER is known all the same
+            tell({"type": "warning", "what": f"terms were not counted: {error}"})
 
 
-def _terms_event(
+def texts_of_training(run_dir: Path) -> list[str]:
+    """Return the texts that a run trains. Raises DataError."""
+    return [sample.text for sample in load_manifest(run_dir / "train.csv", check_audio=False, no_speech=True).samples]
+
+
+def terms_event(
     terms: Sequence[str], measured: Mapping[str, Evaluation], training: Sequence[str], folder: Path
 ) -> dict:
     """Write what became of each term beside the predictions, and return what is told of all. They are in per cent."""
@@ -138,7 +145,9 @@ def _terms_event(
         write_terms(folder / NAMES[when] / TERMS, counts[when])
     (before, _), (recall, precision) = shares(counts[BEFORE]), shares(counts[AFTER])
     event = {"type": "terms", "when": AFTER, "said": sum(one.said for one in counts[AFTER]), "before": before}
-    if found := wer_difference(missed[BEFORE], missed[AFTER]):  # what is missed less is written more
+    before_ids, after_ids = ([row.sample.id for row in measured[when].rows] for when in (BEFORE, AFTER))
+    # What is missed less is written more.
+    if before_ids == after_ids and (found := wer_difference(missed[BEFORE], missed[AFTER])):
         event["difference"] = [round(found.low, 4), round(found.high, 4)]
     return event | {"recall": recall, "precision": precision}
 
@@ -157,16 +166,20 @@ def write_rates(run_dir: Path, figures: Mapping[str, dict]) -> None:
     write_atomically(run_dir / "wer.json", json.dumps(figures, indent=2) + "\n")
 
 
-def record_in_run(run_dir: Path, measured: Mapping[str, Evaluation]) -> None:
-    """Add what was measured on the test set of a run that has ended to its events and wer.json.
+def record_in_run(run_dir: Path, measured: Mapping[str, Evaluation], *, kept: str = "", more: Sequence[dict]) -> None:
+    """Add what was measured on a test set of a run that has ended to its events, and on its own one to wer.json.
 
-    Raises RunError if it runs again.
+    kept: the name of one to keep. more: other events. Raises RunError if it runs again.
     """
     figures = figures_of(measured)
+    named = {"kept": kept} if kept else {}
     with only_one(run_dir), closing(EventLog(run_dir / "events.jsonl")) as tell:
         for when, of_model in figures.items():
-            tell({"type": "evaluation", "when": when, **of_model})
-        write_rates(run_dir, figures)
+            tell({"type": "evaluation", "when": when, **named, **of_model})
+        for event in more:
+            tell(event)
+        if not kept:
+            write_rates(run_dir, figures)
 
 
 def _evaluations(

@@ -100,17 +100,19 @@ class Launcher:
             self._at_once = True
             kept = "; what was trained before is in final/" if (self.run_dir / "final").is_dir() else ""
             stopped = "stopped at once" + (self._again() or kept or "; nothing was saved yet")
-            if self._trained:
-                stopped = f"{NOT_EVALUATED}\n  Measure it with: multimac evaluate {self.launch.named(self.run_dir)}"
-            return ExitStatus.INTERRUPTED, stopped
+            return ExitStatus.INTERRUPTED, self._not_evaluated() if self._trained else stopped
         except Refused as error:
             return error.exit_status, str(error)
         except TunerError as error:
-            return error.exit_status, str(error) + self._again()
+            return error.exit_status, self._not_evaluated(str(error)) if self._trained else f"{error}{self._again()}"
         except Exception as error:
             traceback.print_exc()
             message = f"{type(error).__name__}: {error} (see {self.run_dir}/launcher.log)"
-            return ExitStatus.ERROR, message + self._again()
+            return ExitStatus.ERROR, self._not_evaluated(message) if self._trained else message + self._again()
+
+    def _not_evaluated(self, why: str = "") -> str:
+        told = f"\n  {why}" if why else ""
+        return f"{NOT_EVALUATED}{told}\n  Measure it with: multimac evaluate {self.launch.named(self.run_dir)}"
 
     def _again(self) -> str:
         run = read_run(self.run_dir)

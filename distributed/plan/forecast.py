@@ -144,11 +144,11 @@ def forecast(
         sent = rounds * exchange_bytes * hosts
     validations = clips.get("validation", 0) / clips["train"] * FORWARD * steps
     models = 1 if FACTS.known(HEARD, {_heard(job): ""}) else 2
-    heard = clips.get("test", 0) + clips.get("kept", 0)
+    texts = models * clips.get("test", 0) + 2 * clips.get("kept", 0)
     values = (
         before_s + max(speed.start_s for speed in speeds),
         (steps + validations) * step_s + waiting_s,
-        speeds[0].start_s + _transcribing(models * heard, speeds) if heard else 0.0,
+        speeds[0].start_s + _transcribing(texts, speeds) if texts else 0.0,
     )
     measured = dict(zip(PARTS, values, strict=True))
     return Forecast(
@@ -166,7 +166,8 @@ def forecast(
 def can_forecast(job: Job, speeds: Sequence[Speed]) -> bool:
     """Tell whether all is known that the whole time of a run needs."""
     is_known = isinstance(job.strategy_config(1), DiLoCoConfig | AllReduceConfig) and bool(speeds)
-    return is_known and all(speed.sizes for speed in speeds) and bool(speeds[0].clip_s or not job.profile.test)
+    hears = job.profile.test or job.keeps
+    return is_known and all(speed.sizes for speed in speeds) and bool(speeds[0].clip_s or not hears)
 
 
 def _transcribing(texts: int, speeds: Sequence[Speed]) -> float:

@@ -203,12 +203,24 @@ def _build(config: ConfigFile, name: str, section: Resolved, inherited: Resolved
     return Job(
         name=name,
         profile=profile,
-        added=tuple(_other(config, text, merged, "also_train", "train") for text in dict.fromkeys(profile.also_train)),
-        keeps=tuple(_other(config, text, merged, "keeps", "test") for text in dict.fromkeys(profile.keeps)),
+        added=_others(config, profile.also_train, merged, "also_train", "train"),
+        keeps=_others(config, profile.keeps, merged, "keeps", "test"),
         distribution=distribution,
         strategy_settings=settings,
         origin=origin,
     )
+
+
+def _others(config: ConfigFile, texts: Sequence[str], trained: Resolved, key: str, kind: str) -> tuple[OtherSet, ...]:
+    """Return the sets of also_train or keeps, see _other. Raises ConfigError."""
+    found: dict[str, OtherSet] = {}
+    for text in dict.fromkeys(texts):
+        other = _other(config, text, trained, key, kind)
+        if other.name.casefold() in found:
+            what = f"{trained.origin[key]}: {key}: two sets are called {other.name}"
+            raise ConfigError(what, remedy="Give them sections with other names: [dataset:NAME].")
+        found[other.name.casefold()] = other
+    return tuple(found.values())
 
 
 def _other(config: ConfigFile, text: str, trained: Resolved, key: str, kind: str) -> OtherSet:
@@ -222,13 +234,15 @@ def _other(config: ConfigFile, text: str, trained: Resolved, key: str, kind: str
         share = float(number) if times else 1.0
     except ValueError:
         share = 0.0
-    if not 0 < share <= 1 or (times and key == "keeps"):
+    if not name or not 0 < share <= 1 or (times and key == "keeps"):
         what = f"{place}: {key} = {text}: {'all its clips are measured' if key == 'keeps' else 'not a share'}"
-        raise ConfigError(what, remedy=f"Write {name}" + (f"*0.2, or {name} for all of it." if key != "keeps" else "."))
+        named = name or "NAME"
+        remedy = f"Write {named}" + (f"*0.2 without spaces, or {named} for all of it." if key != "keeps" else ".")
+        raise ConfigError(what, remedy=remedy)
     path = config.path.parent / expanded(name)
     if not config.has("dataset", name) and path.exists():
         own = Resolved(name, {kind: name}, {kind: place})
-        name = "-".join(path.with_suffix("").parts[-2:])
+        name = f"{path.parent.name}-{path.stem}".strip("-")
     else:
         own = config.section("dataset", name, place)
     any_list = Resolved(name, {"train": own.values.get(kind, "")}, {})  # a profile cannot be without it

@@ -86,7 +86,7 @@ def prepare_run(
         check_pipeline(job, len(labels))
     if local_ranks > 1 and not profile.num_threads:  # ranks of one machine share its cores
         profile = dataclasses.replace(profile, num_threads=max(1, (os.cpu_count() or 1) // local_ranks))
-    checked, profile = _checked(job, profile, len(labels), run_dir, show_status), with_timestamps(profile)
+    (checked, kept), profile = _checked(job, profile, len(labels), run_dir, show_status), with_timestamps(profile)
     manifests = _written(checked, run_dir)
     shards = _shards(manifests, profile.shards or labels, whole=is_pipeline)
     clips, shard_count = len(manifests["train"].samples), 1 if is_pipeline else len(shards["train"])
@@ -121,7 +121,7 @@ def prepare_run(
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         manifests=checked,
-        kept=[_checked_kept(one, profile, checked["train"]) for one in job.keeps],
+        kept=kept,
         rounds=_told_of_pipeline(labels, interval) if is_pipeline else rounds,
     )
 
@@ -178,8 +178,10 @@ def _fitting(job: Job, profile: Profile, known: Measured, ranks: int, train: Man
     return dataclasses.replace(profile, frozen_precision=way.frozen_precision) if way else profile
 
 
-def _checked(job: Job, profile: Profile, ranks: int, run_dir: Path, show_status: ShowStatus) -> dict[str, Manifest]:
-    """Return the manifests by kind, once model and data are known to be usable.
+def _checked(
+    job: Job, profile: Profile, ranks: int, run_dir: Path, show_status: ShowStatus
+) -> tuple[dict[str, Manifest], list[Manifest]]:
+    """Return the manifests by kind, and those of the sets to keep, once model and data are known to be usable.
 
     Raises ConfigError, DataError, ModelError.
     """
@@ -194,19 +196,16 @@ def _checked(job: Job, profile: Profile, ranks: int, run_dir: Path, show_status:
         checked = check_data(profile, run_dir, PROJECT / STORE)
         for other in job.added:
             checked["train"] = _with_more(checked, other, profile)
+        kept = [_checked_kept(one, profile, checked["train"]) for one in job.keeps]
     check_files(model_folder(profile.base_model, show=True))  # a download may take long: in sight, before any worker
-    return checked
+    return checked, kept
 
 
 def _with_more(checked: Mapping[str, Manifest], other: OtherSet, profile: Profile) -> Manifest:
     """Return the training clips with a share of another set's, drawn by the profile's seed. Raises DataError."""
-    train, store = checked["train"], PROJECT / STORE
+    train = checked["train"]
     limit = token_limit(profile.base_model, language=other.language, task=profile.task)
-    found = trainable(check_manifest(other.clips, profile.max_duration_s, store, reading=other.reading), limit)
-    check_usable(found)
-    if found.problems and profile.bad_rows == "refuse":
-        remedy = "Fix or remove them, or set bad_rows = skip."
-        raise DataError(f"{found.path}: {described(found.problems)}\n  and bad_rows = refuse", remedy=remedy)
+    found = _usable(trainable(_read(other, profile, "train"), limit), profile)
     known = {sample.audio for sample in train.samples}
     new = [sample for sample in found.samples if sample.audio not in known]
     drawn = sorted(Random(profile.seed).sample(range(len(new)), math.ceil(other.share * len(new))))
@@ -218,15 +217,30 @@ def _with_more(checked: Mapping[str, Manifest], other: OtherSet, profile: Profil
     notes = [f"{other.name}: {counted(len(more), 'clip')} of {len(found.samples)} are trained as well (also_train)"]
     notes += [f"{found.path.name}: {described(found.problems)}"] if found.problems else []
     tested = [manifest for kind, manifest in checked.items() if kind != "train"]
-    notes += [note for manifest in tested if (note := repeated_note(found, manifest))]
+    drawn_set = dataclasses.replace(found, samples=more)
+    notes += [note for manifest in tested if (note := repeated_note(drawn_set, manifest))]
     return dataclasses.replace(train, samples=train.samples + more, notes=(*train.notes, *found.notes, *notes))
+
+
+def _read(other: OtherSet, profile: Profile, kind: str) -> Manifest:
+    no_speech = profile.no_speech == "train"
+    return check_manifest(
+        other.clips, profile.max_duration_s, PROJECT / STORE, no_speech=no_speech, reading=other.reading, kind=kind
+    )
+
+
+def _usable(manifest: Manifest, profile: Profile) -> Manifest:
+    """Return a set's clips. Raises DataError if there are none, or some cannot be used and must be."""
+    check_usable(manifest)
+    if manifest.problems and profile.bad_rows == "refuse":
+        remedy = "Fix or remove them, or set bad_rows = skip."
+        raise DataError(f"{manifest.path}: {described(manifest.problems)}\n  and bad_rows = refuse", remedy=remedy)
+    return manifest
 
 
 def _checked_kept(kept: OtherSet, profile: Profile, train: Manifest) -> Manifest:
     """Return the clips of a set that is not trained on. Raises DataError."""
-    reading, store = kept.reading, PROJECT / STORE
-    manifest = check_manifest(kept.clips, profile.max_duration_s, store, reading=reading, kind="test")
-    check_usable(manifest)
+    manifest = _usable(_read(kept, profile, "test"), profile)
     note = repeated_note(train, manifest)
     return dataclasses.replace(manifest, notes=(*manifest.notes, note)) if note else manifest
 

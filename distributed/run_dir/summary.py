@@ -63,7 +63,7 @@ class Curves:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptRates:
-    """WER on a set that was not trained on. difference: as RunSummary.wer_difference."""
+    """WER on a set of Profile.keeps. difference: as RunSummary.wer_difference."""
 
     name: str
     before: float | None = None
@@ -100,6 +100,7 @@ class RunSummary:
     language: str = ""
     task: str = ""
     test: str = ""
+    keeps: tuple[str, ...] = ()  # names of Profile.keeps
     steps: int = 0
     total_steps: int = 0
     lost: dict[str, str] = field(default_factory=dict)  # how often each host was, and for how long
@@ -186,7 +187,7 @@ def read_history(
         is_elsewhere = known["over_ssh"] and state != FINISHED and not message.startswith(NOT_EVALUATED)
         known |= _on_disk(run_dir, events, is_elsewhere=is_elsewhere) | figures(events)
         went_through = state == FINISHED
-        if message.startswith(NOT_EVALUATED) and known["wer_after"] is not None:  # somebody has measured it since
+        if message.startswith(NOT_EVALUATED) and _is_measured(known):  # by somebody, since
             state, message = FINISHED, ""
         if went_through and known["expected"] and len(events.attempts) == 1:
             known["took"] = events.attempts[0].parts(entered)
@@ -198,6 +199,12 @@ def read_history(
     if reason == NO_RUN_JSON and (model := _model_in(run_dir)) and not (run_dir / "events.jsonl").exists():
         return RunSummary(state=RECOVERED, message=ONLY_A_MODEL, model=model, **known), events
     return RunSummary(state=BROKEN, message=reason, **known), events
+
+
+def _is_measured(known: dict[str, Any]) -> bool:
+    """Tell whether WER after training is known of the test set, if there is one, and of all sets to keep."""
+    kept = {one.name for one in known["kept"] if one.after is not None}
+    return (known["wer_after"] is not None or not known["test"]) and kept >= {*known["keeps"]}
 
 
 def _asked(run_dir: Path) -> dict[str, Any]:
@@ -223,6 +230,7 @@ def _asked(run_dir: Path) -> dict[str, Any]:
             "hosts": tuple(_text(rank["label"]) for rank in ranks),
             "over_ssh": any(rank.get("host") for rank in ranks),
             "versions": dict(asked.get("versions") or {}),
+            "keeps": tuple(_text(kept["name"]) for kept in asked.get("keeps") or ()),
             "settings": settings | {"training clips": _clips_list(run_dir)},
         }
         forecast = asked.get("forecast") or {}

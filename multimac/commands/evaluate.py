@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,9 +17,9 @@ from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
-from distributed.plan.job import OtherSet
+from distributed.plan.job import Job, OtherSet, resolve
 from distributed.plan.launch import Launch
-from distributed.run_dir.summary import RunSummary, read_run
+from distributed.run_dir.summary import KeptRates, RunSummary, read_run
 from exogym.config import nearest
 from multimac.view.error_rates import (
     Candidate,
@@ -37,9 +38,9 @@ from multimac.view.models import fetch_model, model_named, short_name, unfinishe
 from multimac.view.progress import counting, working
 from multimac.view.run_tables import print_next
 from multimac.view.terminal import Console, fitting
-from whisper_tuner.config import ConfigFile, Profile
+from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.check import check_manifest, check_usable, described
-from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest, load_manifest
+from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, RunError
 from whisper_tuner.eval.predictions import PREDICTIONS, counts, difference, write_predictions
@@ -91,10 +92,11 @@ def evaluate(
         raise ConfigError(what, remedy=f"Known: {', '.join(CAPTIONS)}.")
     language = language_code(language) if language else ""
     console = Console(stderr=as_json)
-    used = ConfigFile(config).profile(profile) if profile else None
+    job = resolve(ConfigFile(config), profile, strategy="allreduce") if profile else None
+    used = job.profile if job else None
     chosen = candidates([model_named(name, config) for name in models], with_base=base)
-    keeps = {} if data or used else _keeps(chosen)
-    manifests = _manifests(console, data, used, chosen, keeps)
+    manifests, keeps = _manifests(console, data, job, chosen)
+    listed = _terms_of(console, terms or (used.terms if used else None), chosen)
     other_way = ("" if fallback else "-greedy") + ("" if audio_context == "full" else f"-{audio_context}")
     asked = (language or (used.language if used else ""), used.task if used else "")
     lacking = _lacking(console, chosen, manifests)
@@ -118,66 +120,66 @@ def evaluate(
         ways = _ways(decoding, model, chosen, manifests, keeps)
         results += _results(console, model, manifests, ways, batch_size, folders)
     results.sort(key=lambda one: manifests.index(one.manifest))
-    if listed := terms or (used.terms if used else None) or _terms_of(chosen):
+    if listed:
         _count_terms(listed, results)
-    _record_in_runs(results)
+    _record_in_runs(results, keeps)
     _show(console, manifests, results, worst, as_json=as_json)
     return ExitStatus.OK
 
 
-def _keeps(chosen: Sequence[Candidate]) -> dict[Path, OtherSet]:
-    """Return by their paths the sets that the models' runs were to keep (Profile.keeps)."""
+def _keeps(chosen: Sequence[Candidate]) -> list[OtherSet]:
+    """Return the sets that the models' runs were to keep (Profile.keeps)."""
     found: dict[Path, OtherSet] = {}
     for run in dict.fromkeys(model.origin.path for model in chosen if model.origin):
         with contextlib.suppress(RunError):  # without a run.json, as where its master is gone
             found |= {kept.clips: kept for kept in Launch.load(run).keeps}
-    return found
+    return [*found.values()]
 
 
 def _manifests(
-    console: Console,
-    data: Sequence[Path] | None,
-    profile: Profile | None,
-    chosen: Sequence[Candidate],
-    keeps: Mapping[Path, OtherSet],
-) -> list[Manifest]:
-    """Read the named test sets, else the profile's, else those of the runs that made the models."""
+    console: Console, data: Sequence[Path] | None, job: Job | None, chosen: Sequence[Candidate]
+) -> tuple[list[Manifest], dict[Path, OtherSet]]:
+    """Read the named test sets, else the profile's, else those of the runs that made the models.
+
+    Also returns by their paths which of them are sets to keep. A run's and a profile's are read as training reads them.
+    """
     origins = [model.origin for model in chosen if model.origin]
-    reading = Reading.of(profile or (origins[0].settings if origins and not data else {}))
-    if not data and profile and profile.test:
-        data = [profile.test]
-    data = data or [*(Path(origin.test) for origin in origins if origin.test), *keeps]
+    own = vars(job.profile) if job else origins[0].settings if origins and not data else {}
+    read = partial(
+        check_manifest,
+        max_duration_s=MAX_DURATION_S if data else float(own.get("max_duration_s", MAX_DURATION_S)),
+        store=PROJECT / STORE,
+        no_speech=not data and own.get("no_speech") == "train",
+        kind="test",
+    )
+    others = [] if data else job.keeps if job else _keeps(chosen)
     if not data:
+        data = [job.profile.test] if job and job.profile.test else [Path(run.test) for run in origins if run.test]
+    manifests = [read(path, reading=Reading.of(own)) for path in dict.fromkeys(data)]
+    keeps = {(manifest := read(kept.clips, reading=kept.reading)).path: (kept, manifest) for kept in others}
+    manifests += [manifest for path, (_, manifest) in keeps.items() if path not in {each.path for each in manifests}]
+    if not manifests:
         what = "nothing to evaluate on"
         raise ConfigError(what, remedy="Name a manifest with --data, or a profile that has a test set.")
-    manifests = [
-        check_manifest(
-            path,
-            MAX_DURATION_S,
-            PROJECT / STORE,
-            reading=keeps[path].reading if path in keeps else reading,
-            kind="test",
-        )
-        for path in dict.fromkeys(data)
-    ]
     for manifest in manifests:
         check_usable(manifest)
         for note in manifest.notes:
             console.print(note, soft_wrap=True)
         if manifest.problems:
             console.print(f"{manifest.path}: {described(manifest.problems)}", soft_wrap=True)
-    return manifests
+    return manifests, {path: kept for path, (kept, _) in keeps.items()}
 
 
 def _lacking(console: Console, chosen: Sequence[Candidate], manifests: Sequence[Manifest]) -> set[Path]:
     """Return the runs' own test sets that have fewer clips now than when the runs measured them."""
-    runs = {Path(run.test): run.path for model in chosen if (run := model.origin) and run.test}
+    runs = {Path(run.test).resolve(): run.path for model in chosen if (run := model.origin) and run.test}
     had = {test: read_run(path).clips_tested for test, path in runs.items()}
-    found = {manifest.path for manifest in manifests if len(manifest.samples) < had.get(manifest.path, 0)}
-    for path in sorted(found):
-        count = next(len(manifest.samples) for manifest in manifests if manifest.path == path)
-        what = f"{path.name}: {count} of the {had[path]} clips that the run was measured on: its WER stays as it is"
-        console.print(what, style="yellow", soft_wrap=True)
+    found = set()
+    for manifest in manifests:
+        if (count := len(manifest.samples)) < (before := had.get(manifest.path.resolve(), 0)):
+            what = f"{manifest.path.name}: {count} of the {before} clips that the run was measured on"
+            console.print(f"{what}: its WER stays as it is", style="yellow", soft_wrap=True)
+            found.add(manifest.path)
     return found
 
 
@@ -203,7 +205,8 @@ def _folders(
         for path, name in names.items():
             folder = model.predictions_folder(out, path, name)
             own = (model.origin.language, model.origin.task) if model.origin else asked
-            others = "".join(f"-{one}" for one, of_run in zip(asked, own, strict=True) if one and one != of_run)
+            changed = () if path in keeps else zip(asked, own, strict=True)  # those have their own language
+            others = "".join(f"-{one}" for one, of_run in changed if one and one != of_run)
             others += "-fewer" if path in lacking else ""  # what the run has measured stays
             folders[model, path] = folder.with_name(folder.name + other_way + others)
     for folder in folders.values():
@@ -304,33 +307,38 @@ def _measured(
     return Measured(model=model, manifest=manifest, result=result, record=record)
 
 
-def _terms_of(chosen: Sequence[Candidate]) -> Path | None:
-    """Return the list of terms of the models' runs, if these have one alike."""
+def _terms_of(console: Console, given: Path | None, chosen: Sequence[Candidate]) -> tuple[str, ...]:
+    """Read the list of terms that was given, else that of the models' runs, if these have one alike."""
+    from whisper_tuner.eval.terms import read_terms
+
+    if given:
+        return read_terms(given)
     found = {str(model.origin.settings.get("terms") or "") for model in chosen if model.origin}
-    return Path(found.pop()) if len(found) == 1 and found != {""} else None
+    if len(found) != 1 or found == {""}:
+        return ()
+    try:
+        return read_terms(Path(found.pop()))
+    except ConfigError as error:  # it was there when the run began
+        console.print(f"terms are not counted: {error}", style="yellow", soft_wrap=True)
+        return ()
 
 
-def _count_terms(path: Path, measured: Sequence[Measured]) -> None:
-    """Write what became of each term beside each model's predictions, and put it into its record."""
-    from whisper_tuner.eval.terms import TERMS, read_terms, shares, terms_in, write_terms
+def _count_terms(terms: Sequence[str], measured: Sequence[Measured]) -> None:
+    """Put what became of each term into the model's record, and beside its predictions if these are no run's."""
+    from distributed.launcher.evaluate import texts_of_training
+    from whisper_tuner.eval.terms import TERMS, shares, terms_in, write_terms
 
-    terms = read_terms(path)
     for one in measured:
-        counts, _ = terms_in(terms, one.result, _texts_of_training(one.model))
-        write_terms(Path(one.record["predictions"]).with_name(TERMS), counts)
+        training: list[str] = []
+        if one.model.origin:
+            with contextlib.suppress(DataError):
+                training = texts_of_training(one.model.origin.path)
+        counts, _ = terms_in(terms, one.result, training)
+        if not one.model.origin:
+            write_terms(Path(one.record["predictions"]).with_name(TERMS), counts)
         recall, precision = shares(counts)
         found = [dataclasses.asdict(count) for count in counts]
         one.record["terms"] = {"recall": recall, "precision": precision, "counts": found}
-
-
-def _texts_of_training(model: Candidate) -> list[str]:
-    if not model.origin:
-        return []
-    try:
-        samples = load_manifest(model.origin.path / "train.csv", check_audio=False, no_speech=True).samples
-        return [sample.text for sample in samples]
-    except DataError:
-        return []
 
 
 def _trained_on(model: Candidate, result: Evaluation) -> int:
@@ -345,29 +353,63 @@ def _trained_on(model: Candidate, result: Evaluation) -> int:
     return sum(one.sample.audio.resolve() in trained for one in result.rows)
 
 
-def _record_in_runs(measured: Sequence[Measured]) -> None:
-    """Add what was measured on a run's own test set to its events, from which `runs` shows WER, and to its report."""
-    from distributed.launcher.evaluate import AFTER, BEFORE, NAMES, record_in_run, summary
+def _record_in_runs(measured: Sequence[Measured], keeps: Mapping[Path, OtherSet]) -> None:
+    """Add what was measured on a run's own sets to its events, from which `runs` shows WER, and renew its report."""
+    from distributed.launcher.evaluate import AFTER, NAMES
     from multimac.report.page import contents, write_report
+
+    renewed: dict[Path, bool] = {}
+    for one in measured:
+        run, kept = one.model.origin, keeps.get(one.manifest.path)
+        if not run or one.model.untouched or not (kept or run.test):
+            continue
+        folder = run.path / "evaluation" / (kept.folder if kept else Path(run.test).stem)
+        if Path(one.record["predictions"]) == folder / NAMES[AFTER] / PREDICTIONS:
+            with contextlib.suppress(RunError):  # it runs again: at its end it is measured anew
+                if _record(one, run, kept, _base_of(one, measured), folder):
+                    renewed[run.path] = bool(run.report)
+    for path, had_report in renewed.items():
+        if had_report:
+            with contextlib.suppress(RunError):
+                write_report(contents(path))
+
+
+def _base_of(one: Measured, measured: Sequence[Measured]) -> Evaluation | None:
+    """Return what the untouched base of a run wrote on the same test set, if it was measured in the same way."""
 
     def asked(run: RunSummary | None) -> tuple | None:
         return (run.base_model, run.language, run.task) if run else None
 
-    for one in measured:
-        run = one.model.origin
-        own = Path("evaluation", Path(run.test).stem, NAMES[AFTER], PREDICTIONS) if run and run.test else None
-        if not run or not own or one.model.untouched or Path(one.record["predictions"]) != run.path / own:
-            continue
-        history, results = read_run(run.path), {AFTER: one.result}
-        for base in measured:
-            if base.model.untouched and base.manifest is one.manifest and asked(base.model.origin) == asked(run):
-                results = {BEFORE: base.result, AFTER: one.result}
-        known = {BEFORE: history.wer_before, AFTER: history.wer_after}
-        if any(known[when] != summary(result)["wer"] for when, result in results.items()):
-            with contextlib.suppress(RunError):  # it runs again: at its end it is measured anew
-                record_in_run(run.path, results)
-                if run.report:
-                    write_report(contents(run.path))
+    for other in measured:
+        is_base = other.model.untouched and other.manifest is one.manifest
+        if is_base and asked(other.model.origin) == asked(one.model.origin):
+            return other.result
+    return None
+
+
+def _record(one: Measured, run: RunSummary, kept: OtherSet | None, base: Evaluation | None, folder: Path) -> bool:
+    """Tell the run of what is new to it; False if nothing is, or if fewer clips were measured than it has."""
+    from distributed.launcher.evaluate import AFTER, BEFORE, record_in_run, summary, terms_event, texts_of_training
+    from whisper_tuner.eval.terms import read_terms
+
+    history = read_run(run.path)
+    rates = KeptRates(
+        name="", before=history.wer_before, after=history.wer_after, clips=history.clips_tested
+    )  # of its own test set
+    if kept:
+        rates = next((each for each in history.kept if each.name == kept.name), KeptRates(name=kept.name))
+    results = ({BEFORE: base} if base else {}) | {AFTER: one.result}
+    known = {BEFORE: rates.before, AFTER: rates.after}
+    is_new = any(known[when] != summary(result)["wer"] for when, result in results.items())
+    more = []
+    if (listed := run.settings.get("terms")) and not kept and base and (is_new or not history.terms):
+        with contextlib.suppress(ConfigError, DataError):
+            training = texts_of_training(run.path)
+            more.append(terms_event(read_terms(Path(str(listed))), results, training, folder))
+    if len(one.result.rows) < rates.clips or not (is_new or more):
+        return False
+    record_in_run(run.path, results, kept=kept.name if kept else "", more=more)
+    return True
 
 
 def _show(

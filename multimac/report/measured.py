@@ -104,6 +104,7 @@ class Test:
     speakers_left_out: int = 0
     terms: tuple[TermRow, ...] = ()
     terms_left_out: int = 0
+    terms_told: str = ""
     worst: tuple[Clip, ...] = ()
     worst_of: str = ""
     wrong_clips: int = 0
@@ -204,7 +205,7 @@ def _test(run: RunSummary, folder: Path, models: dict[str, list[Clip]], cropped:
     label = _label(folder.name, clips)
     name = manifest.name if manifest else label
     if folder.name.startswith(KEPT):
-        name = f"{unquote(folder.name.removeprefix(KEPT))}, which was not trained on"
+        name = unquote(folder.name.removeprefix(KEPT))
     kept_in = label if label == folder.name else f"…{label}"
     source = f"evaluation/{kept_in}/{shown}{CROPPED if cropped else ''}/{PREDICTIONS}"
     return Test(
@@ -219,6 +220,7 @@ def _test(run: RunSummary, folder: Path, models: dict[str, list[Clip]], cropped:
         speakers_left_out=len(speakers[SPEAKERS_SHOWN:]),
         terms=tuple(terms[:TERMS_SHOWN]),
         terms_left_out=len(terms[TERMS_SHOWN:]),
+        terms_told=_told_of_terms(terms),
         worst=tuple(wrong[:worst_clips]),
         worst_of=NAMES.get(shown, shown),
         wrong_clips=len(wrong),
@@ -279,6 +281,11 @@ def _terms(folder: Path) -> list[TermRow]:
     return sorted(rows, key=lambda row: (row.after - row.said, row.term))
 
 
+def _told_of_terms(rows: Sequence[TermRow]) -> str:
+    said, before, after = (sum(getattr(row, name) for row in rows) for name in ("said", "before", "after"))
+    return f"Of {said} that were said, {before} were written before training, and {after} after it."
+
+
 def _told_by(manifest: Path) -> dict[str, tuple[str, str]]:
     """Return speaker and language by a clip's id."""
     found = {}
@@ -328,7 +335,7 @@ def _about_run(run: RunSummary) -> list[str]:
         "WER of the base model": _told(run.wer_before, before) if run.test else "",
         "WER of this model": _told(run.wer_after, after) if run.test else "",
         "difference": str(_difference(after, before) or ""),
-        **{f"WER on {kept.name}, not trained on": kept.told for kept in run.kept},
+        **{f"WER on {kept.name}": kept.told for kept in run.kept},
         "terms": run.terms,
     }
     rows = [f"| {name} | {value} |" for name, value in told.items() if value]

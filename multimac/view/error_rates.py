@@ -180,7 +180,7 @@ def terms_table(measured: Sequence[Measured]) -> Table:
     for row in sorted(rows, key=lambda row: row[-1]["found"] - row[-1]["said"])[:TERMS_SHOWN]:
         table.add_row(row[0]["term"], str(row[0]["said"]), *(str(one["found"]) for one in row), row[-1]["instead"])
     if rows:
-        recalls = [f"{one.record['terms']['recall']:.1f} %" for one in measured]
+        recalls = [f"{one.record['terms']['recall'] or 0:.1f} %" for one in measured]
         table.add_section()
         table.add_row("all", str(sum(row[0]["said"] for row in rows)), *recalls, "")
     return table

@@ -61,44 +61,47 @@ def read_terms(path: Path) -> tuple[str, ...]:
 
 def count_terms(
     terms: Sequence[str], normalize: Callable[[str], str], texts: Texts, training: Iterable[str] = ()
-) -> list[TermCount]:
-    """Count each term in normalised texts, as whole words; `training` are the texts that were trained, as written."""
+) -> tuple[list[TermCount], list[tuple[int, int]]]:
+    """Count each term in normalised texts, as whole words; `training` are the texts that were trained, as written.
+
+    Also returns (terms missed, terms said) of each clip, as `wer_difference` takes them.
+    """
+    words_of = [normalize(term).split() for term in terms]
     trained = [normalize(text).split() for text in training]
-    split = [(said.split(), heard.split()) for said, heard in texts]
-    found = []
-    for term in terms:
-        words = normalize(term).split()
-        if not words:
-            continue
-        counts, instead = [0, 0, 0], Counter[str]()
-        for (said, heard), pair in zip(split, texts, strict=True):
+    counts, instead = [[0, 0, 0] for _ in terms], [Counter[str]() for _ in terms]  # said, written, found
+    missed = []
+    for reference, hypothesis in texts:
+        said, heard, of_clip = reference.split(), hypothesis.split(), [0, 0]
+        known = {*said, *heard}
+        for number, words in enumerate(words_of):
+            if not words or words[0] not in known:
+                continue
             in_said, in_heard = len([*_places(words, said)]), len([*_places(words, heard)])
-            counts = [sum(each) for each in zip(counts, (in_said, in_heard, min(in_said, in_heard)), strict=True)]
+            found = min(in_said, in_heard)
+            counts[number] = [a + b for a, b in zip(counts[number], (in_said, in_heard, found), strict=True)]
+            of_clip = [of_clip[0] + in_said - found, of_clip[1] + in_said]
             if in_said > in_heard:
-                instead.update(_instead(words, *pair))
-        told = ", ".join(f"{text} ({n})" if n > 1 else text for text, n in instead.most_common(MOST_INSTEAD))
-        in_training = sum(any(True for _ in _places(words, text)) for text in trained)
-        found.append(
-            TermCount(
-                term=term,
-                in_training=in_training,
-                said=counts[0],
-                written=counts[1],
-                found=counts[2],
-                instead=told,
-            )
+                instead[number].update(_instead(words, reference, hypothesis))
+        missed.append((of_clip[0], of_clip[1]))
+    rows = [
+        TermCount(
+            term=term,
+            in_training=sum(any(True for _ in _places(words, text)) for text in trained) if words else 0,
+            said=said,
+            written=written,
+            found=found,
+            instead=", ".join(f"{text} ({n})" if n > 1 else text for text, n in heard.most_common(MOST_INSTEAD)),
         )
-    return found
+        for term, words, (said, written, found), heard in zip(terms, words_of, counts, instead, strict=True)
+    ]
+    return rows, missed
 
 
 def terms_in(
     terms: Sequence[str], found: Evaluation, training: Iterable[str] = ()
 ) -> tuple[list[TermCount], list[tuple[int, int]]]:
-    """Count terms in what a model wrote; also return (missed, said) of each clip, as `wer_difference` takes them."""
-    normalize, texts = text_normalizer(found.written), [row.normalized for row in found.rows]
-    each = [count_terms(terms, normalize, [text]) for text in texts]
-    missed = [(sum(one.said - one.found for one in counts), sum(one.said for one in counts)) for counts in each]
-    return count_terms(terms, normalize, texts, training), missed
+    """Count terms in what a model wrote, see `count_terms`."""
+    return count_terms(terms, text_normalizer(found.written), [row.normalized for row in found.rows], training)
 
 
 def shares(counts: Sequence[TermCount]) -> tuple[float | None, float | None]:

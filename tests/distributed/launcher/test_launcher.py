@@ -14,7 +14,7 @@ from distributed.launcher.training import Training
 from distributed.plan.launch import Launch, Rank
 from distributed.plan.run_spec import CHECKPOINTS, Bundle, RunSpec
 from distributed.run_dir.log import read_events
-from whisper_tuner.errors import ExitStatus, HostError
+from whisper_tuner.errors import ExitStatus, HostError, RunError
 
 
 def train(toy: Toy) -> None:
@@ -147,21 +147,27 @@ def test_the_second_interrupt_ends_at_once(launcher_of):
     assert all(host.toy.status is not None and not host.toy.saved for host in simulated.hosts)
 
 
-@pytest.mark.parametrize("interrupted", [True, False])
-def test_an_interrupt_of_the_evaluation_leaves_the_model(launcher_of, monkeypatch, interrupted):
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [("whole", ExitStatus.OK), ("stopped", ExitStatus.INTERRUPTED), ("failed", ExitStatus.RUN)],
+)
+def test_an_evaluation_that_does_not_end_leaves_the_model(launcher_of, monkeypatch, how, status):
     launcher, simulated = launcher_of(train, test="test.csv")
     measured = []
 
-    def evaluate(test) -> None:
+    def evaluate() -> None:
         measured.append(simulated.hosts[0].toy.status)
-        if interrupted:
+        if how == "stopped":
             launcher.interrupt()
+        if how == "failed":
+            raise RunError("memory ran out")
 
     monkeypatch.setattr(launcher, "_evaluate", evaluate)
-    assert launcher.run() == (ExitStatus.INTERRUPTED if interrupted else ExitStatus.OK)
+    assert launcher.run() == status
     message = end_of(launcher)["message"]
-    assert measured == [75] and message.startswith(NOT_EVALUATED if interrupted else "")
-    assert ("Measure it with: multimac evaluate " in message) == interrupted
+    assert measured == [75] and message.startswith("" if how == "whole" else NOT_EVALUATED)
+    assert ("Measure it with: multimac evaluate " in message) == (how != "whole")
+    assert ("memory ran out" in message) == (how == "failed")
 
 
 def test_the_user_is_told_of_the_end_and_a_command_that_fails_harms_nothing(launcher_of, tmp_path):

@@ -178,7 +178,15 @@ def test_what_a_model_is_to_keep_is_a_data_set_or_a_list(job, tmp_path):
         job(KEEPS.replace("keeps = english", "keeps = englisch"))
 
 
-@pytest.mark.parametrize("share", ["0", "1.5", "a", ""])
+def test_two_sets_of_one_name_are_refused(job, tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder / "en").mkdir(parents=True)
+        (tmp_path / folder / "en" / "test.csv").touch()
+    with pytest.raises(ConfigError, match=r"config.ini:12 .*keeps: two sets are called en-test"):
+        job(KEEPS.replace("keeps = english, spoken, en/test.csv", "keeps = a/en/test.csv, b/en/test.csv"))
+
+
+@pytest.mark.parametrize("share", ["0", "1.5", "a", "", " *0.2"])
 def test_a_share_of_another_set_is_above_0_and_at_most_1(job, share):
     text = KEEPS.replace("keeps = english, spoken, en/test.csv", "also_train = english*0.2")
     assert [(other.name, other.share, other.clips.name) for other in job(text).added] == [("english", 0.2, "train.csv")]

@@ -16,10 +16,11 @@ from rich.text import Text
 import cli_typer
 from distributed.launcher.evaluate import evaluate_run
 from distributed.plan.run_spec import RunSpec
-from distributed.run_dir.summary import read_run
+from distributed.run_dir.summary import FINISHED, INTERRUPTED, NOT_EVALUATED, read_run
 from multimac.report.measured import card
 from multimac.view.error_rates import candidates, labels, side_by_side
 from whisper_tuner.config import ConfigFile, Profile
+from whisper_tuner.errors import ExitStatus
 from whisper_tuner.eval.evaluation import Transcript, compared
 from whisper_tuner.eval.terms import TermCount, read_counts
 from whisper_tuner.export import final
@@ -366,12 +367,16 @@ def test_what_a_model_is_to_keep_and_its_terms_are_measured_and_told_everywhere(
     assert f"WER on elsewhere: {kept.told}" in said and said.index("WER after") < said.index("WER on elsewhere before")
     assert json.loads((folder / "wer.json").read_text())["after"]["wer"] == run.wer_after
     page = (folder / "report.html").read_text()
-    assert f"On <bdi>elsewhere</bdi>, which was not trained on: {escape(kept.told)}" in page
+    assert f"WER on <bdi>elsewhere</bdi>: {escape(kept.told)}" in page
     assert kept.told in card(run, language="en", runtime="transformers", precision="float32", usage="")
     [the, never] = read_counts(folder / "evaluation/few/final/terms.csv")
     assert the.said > 0 and never == TermCount(term="zeppelin") and the.in_training > 50
     assert f"terms: {run.terms}" in said and "% of those said are written (95 %: " in run.terms
-    assert escape(run.terms) in page and '<th scope="row"><bdi>the</bdi></th>' in page and "zeppelin" not in page
+    assert (
+        f"Of {the.said} that were said, " in page
+        and '<th scope="row"><bdi>the</bdi></th>' in page
+        and "zeppelin" not in page
+    )
     predictions = folder / "evaluation/keeps-elsewhere/final/predictions.csv"
     written = predictions.read_text()
     assert cli_typer.main(["evaluate", str(folder), "--json"]) == 0
@@ -380,6 +385,16 @@ def test_what_a_model_is_to_keep_and_its_terms_are_measured_and_told_everywhere(
     assert [record["wer"] for record in records] == rates and predictions.read_text() == written
     assert read_run(folder.absolute()).kept == run.kept
     assert records[1]["terms"]["counts"][0] == asdict(the)
+    log = folder / "events.jsonl"
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    ends = {"type": "end", "status": ExitStatus.INTERRUPTED, "message": NOT_EVALUATED, "time": events[-1]["time"]}
+    before_kept = [event for event in events if event["type"] not in ("end", "terms", "report") and "kept" not in event]
+    log.write_text("".join(json.dumps(event) + "\n" for event in [*before_kept, ends]))  # stopped amid its evaluation
+    assert (read_run(folder.absolute()).state, read_run(folder.absolute()).kept) == (INTERRUPTED, ())
+    assert cli_typer.main(["evaluate", str(folder)]) == 0
+    again = read_run(folder.absolute())
+    assert (again.state, again.kept, again.terms) == (FINISHED, run.kept, run.terms)
+    assert f"WER on <bdi>elsewhere</bdi>: {escape(kept.told)}" in (folder / "report.html").read_text()
     few.write_text("\n".join(few.read_text().splitlines()[:-1]))
     assert cli_typer.main(["evaluate", str(folder)]) == 0
     assert "few.csv: 2 of the 3 clips that the run was measured on: its WER stays" in capsys.readouterr().out

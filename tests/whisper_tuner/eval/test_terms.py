@@ -16,22 +16,24 @@ TEXTS = [
 
 
 def test_terms_are_counted_as_whole_words_in_the_clip_in_which_they_were_said():
-    [ada, peak, never] = count_terms(["Ada", "Pic du Midi", "Pau"], FRENCH, TEXTS, ["Le Pic du Midi !", "Adam", "Ada."])
+    terms, training = ["Ada", "Pic du Midi", "Pau", "?"], ["Le Pic du Midi !", "Adam", "Ada."]
+    [ada, peak, never, mark], missed = count_terms(terms, FRENCH, TEXTS, training)
     assert ada == TermCount(term="Ada", in_training=1, said=4, written=3, found=2, instead="nothing (2)")
     assert peak == TermCount(term="Pic du Midi", in_training=1, said=2, written=1, found=1, instead="pique du midi")
-    assert never == TermCount(term="Pau")
+    assert (never, mark) == (TermCount(term="Pau"), TermCount(term="?"))
+    assert missed == [(1, 2), (1, 2), (0, 0), (1, 2)]
     assert shares([ada, peak, never]) == (50.0, 75.0) and shares([never]) == (None, None)
 
 
 def test_terms_of_languages_without_spaces_are_found_in_their_texts():
     normalize = text_normalizer("ja")
     texts = [(normalize("東京に行く"), normalize("東京に行く")), (normalize("京都です"), normalize("東京です"))]
-    [tokyo, kyoto] = count_terms(["東京", "京都"], normalize, texts)
+    [tokyo, kyoto], _ = count_terms(["東京", "京都"], normalize, texts)
     assert (tokyo.said, tokyo.written, tokyo.found, kyoto.said, kyoto.found) == (1, 2, 1, 1, 0)
 
 
 def test_counts_are_read_back_as_they_were_written(tmp_path):
-    counts = count_terms(["=Ada", "Pic, du Midi"], FRENCH, TEXTS)
+    counts, _ = count_terms(["=Ada", "Pic, du Midi"], FRENCH, TEXTS)
     write_terms(tmp_path / "terms.csv", counts)
     assert read_counts(tmp_path / "terms.csv") == counts and counts[0].said == 4
     assert read_counts(tmp_path / "none.csv") == []
