@@ -116,15 +116,15 @@ machine trains it, and after a resume; only timestamps go by the step. Validatio
   transformers' `dropout`, spoils a Whisper, which was trained without: with 0.1 tiny.en came to WER 186, not 26.
 * The masks are those of SpecAugment (1904.08779), with the clip's mean in them; the keys mean what transformers' mean.
   A model whose own `config.json` has `apply_spec_augment` masks as that says, besides.
-* With `timestamps_share` this share of the steps is trained with timestamps: the text stands between the times at which
-  the clip begins and ends, or each of its parts between its own times, if the manifest has them
-  ([`timed_text`](data.md#columns)). The clips of such a step are joined to windows of up to 30 s, with pauses of up to
-  a second between them, and most windows cut one more clip, as those of a long recording do. A quarter of such steps have
-  a window of noise besides, in which nobody speaks and nothing is to be written. A model that is trained without
-  forgets to write times, which long recordings and subtitles need. The model must have these tokens. Where the outputs of an
-  encoder that is not trained are kept (`encoder_cache_gb`), or memory is short, clips are not joined. With 400 short
-  French clips (tiny.en, LoRA, 5 epochs, one seed) WER of 105 other clips was 26.4, and of the same clips in recordings
-  of 90 s 26.9; with `timestamps_share = 0` 26.2 and 32.5.
+* With `timestamps_share` this share of the steps is trained with timestamps: the text stands between the times at
+  which the clip begins and ends, or each of its parts between its own times, if the manifest has them
+  ([`timed_text`](data.md#columns)). The clips of such a step are joined to windows of up to 30 s, with pauses of up
+  to a second between them, and most windows cut one more clip, as those of a long recording do. A quarter of such
+  steps have a window of noise besides, in which nobody speaks and nothing is to be written. A model that is trained
+  without forgets to write times, which long recordings and subtitles need. The model must have these tokens. Where
+  the outputs of an encoder that is not trained are kept (`encoder_cache_gb`), or memory is short, clips are not
+  joined. With 400 short French clips (tiny.en, LoRA, 5 epochs, one seed) WER of 105 other clips was 26.4, and of the
+  same clips in recordings of 90 s 26.9; with `timestamps_share = 0` 26.2 and 32.5.
 * With `previous_text_share` the text of the row before is the prompt, if it is in the same language: its last 223
   tokens, as in Whisper. Prompts are not learnt. Useful where the rows of a manifest follow each other in a recording.
 * With `no_speech = train` a row with an empty text teaches the model to write nothing. Published models forbid that in
