@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 import tempfile
@@ -171,7 +172,10 @@ def _named(profile: str) -> str:
 
 def _tell_of_others(console: Console, runs_dir: Path) -> None:
     """Say which runs this machine, the first host of all its runs, is training already."""
-    for run_dir in run_dirs([runs_dir]):
+    known: list[Path] = []
+    with contextlib.suppress(ConfigError):  # the folder cannot be read, which is told where the run is made
+        known = run_dirs([runs_dir])
+    for run_dir in known:
         if is_running(run_dir):
             hosts = ", ".join(read_run(run_dir, only_asked=True).hosts)
             what = f"run {run_dir.name} is still going on, on {hosts}: both will take longer"
