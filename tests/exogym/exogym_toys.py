@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import threading
 from collections.abc import Callable
@@ -274,6 +275,7 @@ def run_threads(size: int, rank_main: Callable[[ThreadComm], Any]) -> list[Any]:
 
 def _process_main(rank_main, rank, size, port, timeout, pipe, args):
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(150)  # where a rank hangs
     store = join_local_store(port, 30)
     comm = ProcessGroupComm(rank=rank, world_size=size, store=store, address=LOOPBACK, timeout=timeout)
     try:

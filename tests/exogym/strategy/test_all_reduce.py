@@ -82,6 +82,7 @@ def train_beside_ddp(comm, store):
     return (own - other).abs().max().item(), (other - FlatParameters(Line()).read()).abs().max().item()
 
 
+@pytest.mark.slow  # among all tests a rank was silent for 180 s, twice of two; alone and under load it takes 10 s
 def test_it_goes_the_way_of_torchs_distributed_data_parallel(tmp_path):
     with Processes(2, train_beside_ddp, str(tmp_path / "store")) as processes:
         for difference, moved in map(processes.result, range(2)):
