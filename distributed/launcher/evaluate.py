@@ -66,8 +66,8 @@ def evaluate_launch(
     if launch.test:
         evaluate_run(spec, Path(launch.test), events, helpers, asked_away=asked_away)
     for kept in launch.keeps:
-        own, helping = replace(spec, profile=kept.profile(spec.known_profile)), {*asked_away()}
-        there = [rank for rank in helpers if rank.label not in helping]
+        own, away = replace(spec, profile=kept.profile(spec.known_profile)), {*asked_away()}
+        there = [rank for rank in helpers if rank.label not in away]
         evaluate_run(own, kept.clips, events, there, asked_away=asked_away, kept=kept)
 
 

@@ -223,6 +223,7 @@ def _with_more(checked: Mapping[str, Manifest], other: OtherSet, profile: Profil
 
 
 def _read(other: OtherSet, profile: Profile, kind: str) -> Manifest:
+    """Return a set's clips, read by the rules of the profile. Raises DataError."""
     no_speech = profile.no_speech == "train"
     return check_manifest(
         other.clips, profile.max_duration_s, PROJECT / STORE, no_speech=no_speech, reading=other.reading, kind=kind
@@ -239,7 +240,7 @@ def _usable(manifest: Manifest, profile: Profile) -> Manifest:
 
 
 def _checked_kept(kept: OtherSet, profile: Profile, train: Manifest) -> Manifest:
-    """Return the clips of a set that is not trained on. Raises DataError."""
+    """Return the test clips of a set to keep. Raises DataError."""
     manifest = _usable(_read(kept, profile, "test"), profile)
     note = repeated_note(train, manifest)
     return dataclasses.replace(manifest, notes=(*manifest.notes, note)) if note else manifest

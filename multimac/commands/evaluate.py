@@ -120,8 +120,7 @@ def evaluate(
         ways = _ways(decoding, model, chosen, manifests, keeps)
         results += _results(console, model, manifests, ways, batch_size, folders)
     results.sort(key=lambda one: manifests.index(one.manifest))
-    if listed:
-        _count_terms(listed, results)
+    _count_terms(listed, results)
     _record_in_runs(results, keeps)
     _show(console, manifests, results, worst, as_json=as_json)
     return ExitStatus.OK
@@ -145,9 +144,10 @@ def _manifests(
     """
     origins = [model.origin for model in chosen if model.origin]
     own = vars(job.profile) if job else origins[0].settings if origins and not data else {}
+    longest = own.get("max_duration_s")  # anybody may have written a run.json
     read = partial(
         check_manifest,
-        max_duration_s=MAX_DURATION_S if data else float(own.get("max_duration_s", MAX_DURATION_S)),
+        max_duration_s=longest if isinstance(longest, float) and not data else MAX_DURATION_S,
         store=PROJECT / STORE,
         no_speech=not data and own.get("no_speech") == "train",
         kind="test",
@@ -194,10 +194,9 @@ def _folders(
 ) -> dict[tuple[Candidate, Path], Path]:
     """Return the folders for the predictions of each model on each manifest. Raises ConfigError.
 
-    lacking: the runs' own test sets with fewer clips than the runs had.
-
     other_way: the end of their names, where it is not the usual way to decode, whose predictions stay. asked: language
-    and task; other ones than a model's run has are another way, too.
+    and task; other ones than a model's run has are another way, too. lacking: the runs' own test sets with fewer clips
+    than the runs had.
     """
     names, folders = labels([manifest.path for manifest in manifests]), {}
     names |= {path: kept.folder for path, kept in keeps.items()}
@@ -328,7 +327,7 @@ def _count_terms(terms: Sequence[str], measured: Sequence[Measured]) -> None:
     from distributed.launcher.evaluate import texts_of_training
     from whisper_tuner.eval.terms import TERMS, shares, terms_in, write_terms
 
-    for one in measured:
+    for one in measured if terms else ():
         training: list[str] = []
         if one.model.origin:
             with contextlib.suppress(DataError):
@@ -398,6 +397,8 @@ def _record(one: Measured, run: RunSummary, kept: OtherSet | None, base: Evaluat
     )  # of its own test set
     if kept:
         rates = next((each for each in history.kept if each.name == kept.name), KeptRates(name=kept.name))
+    if len(one.result.rows) < rates.clips:
+        return False
     results = ({BEFORE: base} if base else {}) | {AFTER: one.result}
     known = {BEFORE: rates.before, AFTER: rates.after}
     is_new = any(known[when] != summary(result)["wer"] for when, result in results.items())
@@ -406,7 +407,7 @@ def _record(one: Measured, run: RunSummary, kept: OtherSet | None, base: Evaluat
         with contextlib.suppress(ConfigError, DataError):
             training = texts_of_training(run.path)
             more.append(terms_event(read_terms(Path(str(listed))), results, training, folder))
-    if len(one.result.rows) < rates.clips or not (is_new or more):
+    if not (is_new or more):
         return False
     record_in_run(run.path, results, kept=kept.name if kept else "", more=more)
     return True
