@@ -107,6 +107,9 @@ class RunView:
             host = self._host(event.host)
             is_known = kind == "away" and host.is_out and host.away_for == event.reason
             host.take(event)
+            if kind == "plan":  # of all hosts: one that is gone does not tell it
+                for gone in self.hosts.values():
+                    gone.total_steps = event.total_steps if gone.state in GONE else gone.total_steps
         elif kind == "phase":
             self.phase, self.end = event.phase, None  # an end that was read before is an earlier attempt's
             if event.hosts:  # a launcher has just started

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import dataclasses
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,9 +13,8 @@ from typer import Argument, Option
 
 from distributed.hosts.keep_awake import awake
 from distributed.hosts.paths import PROJECT, STORE
-from distributed.plan.job import Job, OtherSet, resolve
-from distributed.plan.launch import Launch
-from distributed.run_dir.summary import KeptRates, RunSummary, read_run
+from distributed.plan.job import OtherSet, resolve
+from distributed.run_dir.summary import read_run
 from exogym.config import nearest
 from multimac.view.error_rates import (
     Candidate,
@@ -27,8 +22,8 @@ from multimac.view.error_rates import (
     candidates,
     check_models,
     described_set,
+    differences,
     key_of_rates,
-    labels,
     name_doubtful,
     rates_table,
     show_worst,
@@ -39,17 +34,17 @@ from multimac.view.progress import counting, working
 from multimac.view.run_tables import print_next
 from multimac.view.terminal import Console, fitting
 from whisper_tuner.config import ConfigFile
-from whisper_tuner.data.check import check_manifest, check_usable, described
-from whisper_tuner.data.dataset import MAX_DURATION_S, Manifest
-from whisper_tuner.data.formats.rows import Reading
-from whisper_tuner.errors import ConfigError, DataError, ExitStatus, RunError
-from whisper_tuner.eval.predictions import PREDICTIONS, counts, difference, write_predictions
+from whisper_tuner.data.dataset import Manifest
+from whisper_tuner.errors import ConfigError, ExitStatus
+from whisper_tuner.eval.predictions import PREDICTIONS, counts, write_predictions
 from whisper_tuner.eval.wer import wer_interval
 from whisper_tuner.fact_store import CACHE, FactStore
-from whisper_tuner.files import check_writable, shown
+from whisper_tuner.files import shown
 from whisper_tuner.languages import language_code
-from whisper_tuner.text import counted, wer_told
+from whisper_tuner.text import counted
 
+from .evaluation_record import count_terms, record_in_runs, trained_on
+from .evaluation_sets import folders_of, lacking, manifests_of, terms_of
 from .options import CONFIG, MODEL, Config, Language, command
 
 if TYPE_CHECKING:
@@ -95,12 +90,12 @@ def evaluate(
     job = resolve(ConfigFile(config), profile, strategy="allreduce") if profile else None
     used = job.profile if job else None
     chosen = candidates([model_named(name, config) for name in models], with_base=base)
-    manifests, keeps = _manifests(console, data, job, chosen)
-    listed = _terms_of(console, terms or (used.terms if used else None), chosen)
+    manifests, keeps = manifests_of(console, data, job, chosen)
+    listed = terms_of(console, terms or (used.terms if used else None), chosen)
     other_way = ("" if fallback else "-greedy") + ("" if audio_context == "full" else f"-{audio_context}")
     asked = (language or (used.language if used else ""), used.task if used else "")
-    lacking = _lacking(console, chosen, manifests)
-    folders = _folders(chosen, manifests, out, other_way, asked, keeps, lacking)
+    fewer = lacking(console, chosen, manifests)
+    folders = folders_of(chosen, manifests, out, other_way, asked, keeps, fewer)
     _announce(console, chosen, manifests)
     with working(console, "loading torch") as tell:
         from exogym import device as devices
@@ -120,97 +115,10 @@ def evaluate(
         ways = _ways(decoding, model, chosen, manifests, keeps)
         results += _results(console, model, manifests, ways, batch_size, folders)
     results.sort(key=lambda one: manifests.index(one.manifest))
-    _count_terms(listed, results)
-    _record_in_runs(results, keeps)
+    count_terms(listed, results)
+    record_in_runs(results, keeps)
     _show(console, manifests, results, worst, as_json=as_json)
     return ExitStatus.OK
-
-
-def _keeps(chosen: Sequence[Candidate]) -> list[OtherSet]:
-    """Return the sets that the models' runs were to keep (Profile.keeps)."""
-    found: dict[Path, OtherSet] = {}
-    for run in dict.fromkeys(model.origin.path for model in chosen if model.origin):
-        with contextlib.suppress(RunError):  # without a run.json, as where its master is gone
-            found |= {kept.clips: kept for kept in Launch.load(run).keeps}
-    return [*found.values()]
-
-
-def _manifests(
-    console: Console, data: Sequence[Path] | None, job: Job | None, chosen: Sequence[Candidate]
-) -> tuple[list[Manifest], dict[Path, OtherSet]]:
-    """Read the named test sets, else the profile's, else those of the runs that made the models.
-
-    Also returns by their paths which of them are sets to keep. A run's and a profile's are read as training reads them.
-    """
-    origins = [model.origin for model in chosen if model.origin]
-    own = vars(job.profile) if job else origins[0].settings if origins and not data else {}
-    longest = own.get("max_duration_s")  # anybody may have written a run.json
-    read = partial(
-        check_manifest,
-        max_duration_s=longest if isinstance(longest, float) and not data else MAX_DURATION_S,
-        store=PROJECT / STORE,
-        no_speech=not data and own.get("no_speech") == "train",
-        kind="test",
-    )
-    others = [] if data else job.keeps if job else _keeps(chosen)
-    if not data:
-        data = [job.profile.test] if job and job.profile.test else [Path(run.test) for run in origins if run.test]
-    manifests = [read(path, reading=Reading.of(own)) for path in dict.fromkeys(data)]
-    keeps = {(manifest := read(kept.clips, reading=kept.reading)).path: (kept, manifest) for kept in others}
-    manifests += [manifest for path, (_, manifest) in keeps.items() if path not in {each.path for each in manifests}]
-    if not manifests:
-        what = "nothing to evaluate on"
-        raise ConfigError(what, remedy="Name a manifest with --data, or a profile that has a test set.")
-    for manifest in manifests:
-        check_usable(manifest)
-        for note in manifest.notes:
-            console.print(note, soft_wrap=True)
-        if manifest.problems:
-            console.print(f"{manifest.path}: {described(manifest.problems)}", soft_wrap=True)
-    return manifests, {path: kept for path, (kept, _) in keeps.items()}
-
-
-def _lacking(console: Console, chosen: Sequence[Candidate], manifests: Sequence[Manifest]) -> set[Path]:
-    """Return the runs' own test sets that have fewer clips now than when the runs measured them."""
-    runs = {Path(run.test).resolve(): run.path for model in chosen if (run := model.origin) and run.test}
-    had = {test: read_run(path).clips_tested for test, path in runs.items()}
-    found = set()
-    for manifest in manifests:
-        if (count := len(manifest.samples)) < (before := had.get(manifest.path.resolve(), 0)):
-            what = f"{manifest.path.name}: {count} of the {before} clips that the run was measured on"
-            console.print(f"{what}: its WER stays as it is", style="yellow", soft_wrap=True)
-            found.add(manifest.path)
-    return found
-
-
-def _folders(
-    chosen: Sequence[Candidate],
-    manifests: Sequence[Manifest],
-    out: Path | None,
-    other_way: str,
-    asked: tuple[str, str],
-    keeps: Mapping[Path, OtherSet],
-    lacking: Collection[Path],
-) -> dict[tuple[Candidate, Path], Path]:
-    """Return the folders for the predictions of each model on each manifest. Raises ConfigError.
-
-    other_way: the end of their names, where it is not the usual way to decode, whose predictions stay. asked: language
-    and task; other ones than a model's run has are another way, too. lacking: the runs' own test sets with fewer clips
-    than the runs had.
-    """
-    names, folders = labels([manifest.path for manifest in manifests]), {}
-    names |= {path: kept.folder for path, kept in keeps.items()}
-    for model in chosen:
-        for path, name in names.items():
-            folder = model.predictions_folder(out, path, name)
-            own = (model.origin.language, model.origin.task) if model.origin else asked
-            changed = () if path in keeps else zip(asked, own, strict=True)  # those have their own language
-            others = "".join(f"-{one}" for one, of_run in changed if one and one != of_run)
-            others += "-fewer" if path in lacking else ""  # what the run has measured stays
-            folders[model, path] = folder.with_name(folder.name + other_way + others)
-    for folder in folders.values():
-        check_writable(folder)
-    return folders
 
 
 def _announce(console: Console, chosen: Sequence[Candidate], manifests: Sequence[Manifest]) -> None:
@@ -300,123 +208,16 @@ def _measured(
         "cached": result.cached,
         "flags": dict(Counter(flag for prediction in result.rows for flag in prediction.flags)),
         "skipped": len(manifest.problems) + len(result.problems),
-        "trained_on": _trained_on(model, result),
+        "trained_on": trained_on(model, result),
         "predictions": str(path),
     }
     return Measured(model=model, manifest=manifest, result=result, record=record)
 
 
-def _terms_of(console: Console, given: Path | None, chosen: Sequence[Candidate]) -> tuple[str, ...]:
-    """Read the list of terms that was given, else that of the models' runs, if these have one alike."""
-    from whisper_tuner.eval.terms import read_terms
-
-    if given:
-        return read_terms(given)
-    found = {str(model.origin.settings.get("terms") or "") for model in chosen if model.origin}
-    if len(found) != 1 or found == {""}:
-        return ()
-    try:
-        return read_terms(Path(found.pop()))
-    except ConfigError as error:  # it was there when the run began
-        console.print(f"terms are not counted: {error}", style="yellow", soft_wrap=True)
-        return ()
-
-
-def _count_terms(terms: Sequence[str], measured: Sequence[Measured]) -> None:
-    """Put what became of each term into the model's record, and beside its predictions if these are no run's."""
-    from distributed.launcher.evaluate import texts_of_training
-    from whisper_tuner.eval.terms import TERMS, shares, terms_in, write_terms
-
-    for one in measured if terms else ():
-        training: list[str] = []
-        if one.model.origin:
-            with contextlib.suppress(DataError):
-                training = texts_of_training(one.model.origin.path)
-        counts, _ = terms_in(terms, one.result, training)
-        if not one.model.origin:
-            write_terms(Path(one.record["predictions"]).with_name(TERMS), counts)
-        recall, precision = shares(counts)
-        found = [dataclasses.asdict(count) for count in counts]
-        one.record["terms"] = {"recall": recall, "precision": precision, "counts": found}
-
-
-def _trained_on(model: Candidate, result: Evaluation) -> int:
-    """Count the clips that the model's run was trained on: by their paths, as its list has them."""
-    if model.untouched or not model.origin:
-        return 0
-    try:
-        with (model.origin.path / "train.csv").open(encoding="utf-8", newline="") as file:
-            trained = {Path(row.get("audio_path") or "").resolve() for row in csv.DictReader(file)}
-    except (OSError, ValueError, csv.Error):
-        return 0
-    return sum(one.sample.audio.resolve() in trained for one in result.rows)
-
-
-def _record_in_runs(measured: Sequence[Measured], keeps: Mapping[Path, OtherSet]) -> None:
-    """Add what was measured on a run's own sets to its events, from which `runs` shows WER, and renew its report."""
-    from distributed.launcher.evaluate import AFTER, NAMES
-    from multimac.report.page import contents, write_report
-
-    renewed: dict[Path, bool] = {}
-    for one in measured:
-        run, kept = one.model.origin, keeps.get(one.manifest.path)
-        if not run or one.model.untouched or not (kept or run.test):
-            continue
-        folder = run.path / "evaluation" / (kept.folder if kept else Path(run.test).stem)
-        if Path(one.record["predictions"]) == folder / NAMES[AFTER] / PREDICTIONS:
-            with contextlib.suppress(RunError):  # it runs again: at its end it is measured anew
-                if _record(one, run, kept, _base_of(one, measured), folder):
-                    renewed[run.path] = bool(run.report)
-    for path, had_report in renewed.items():
-        if had_report:
-            with contextlib.suppress(RunError):
-                write_report(contents(path))
-
-
-def _base_of(one: Measured, measured: Sequence[Measured]) -> Evaluation | None:
-    """Return what the untouched base of a run wrote on the same test set, if it was measured in the same way."""
-
-    def asked(run: RunSummary | None) -> tuple | None:
-        return (run.base_model, run.language, run.task) if run else None
-
-    for other in measured:
-        is_base = other.model.untouched and other.manifest is one.manifest
-        if is_base and asked(other.model.origin) == asked(one.model.origin):
-            return other.result
-    return None
-
-
-def _record(one: Measured, run: RunSummary, kept: OtherSet | None, base: Evaluation | None, folder: Path) -> bool:
-    """Tell the run of what is new to it; False if nothing is, or if fewer clips were measured than it has."""
-    from distributed.launcher.evaluate import AFTER, BEFORE, record_in_run, summary, terms_event, texts_of_training
-    from whisper_tuner.eval.terms import read_terms
-
-    history = read_run(run.path)
-    rates = KeptRates(
-        name="", before=history.wer_before, after=history.wer_after, clips=history.clips_tested
-    )  # of its own test set
-    if kept:
-        rates = next((each for each in history.kept if each.name == kept.name), KeptRates(name=kept.name))
-    if len(one.result.rows) < rates.clips:
-        return False
-    results = ({BEFORE: base} if base else {}) | {AFTER: one.result}
-    known = {BEFORE: rates.before, AFTER: rates.after}
-    is_new = any(known[when] != summary(result)["wer"] for when, result in results.items())
-    more = []
-    if (listed := run.settings.get("terms")) and not kept and base and (is_new or not history.terms):
-        with contextlib.suppress(ConfigError, DataError):
-            training = texts_of_training(run.path)
-            more.append(terms_event(read_terms(Path(str(listed))), results, training, folder))
-    if not (is_new or more):
-        return False
-    record_in_run(run.path, results, kept=kept.name if kept else "", more=more)
-    return True
-
-
 def _show(
     console: Console, manifests: Sequence[Manifest], measured: Sequence[Measured], worst: int, *, as_json: bool
 ) -> None:
-    differences = _differences(measured)
+    compared = differences(measured)
     if as_json:
         print(json.dumps([one.record for one in measured], indent=2))
         return
@@ -432,7 +233,7 @@ def _show(
             what = f"{one.model.name} was trained on {count} of the {counted(one.record['clips'], 'clip')}"
             told = f"{what} of {one.manifest.path.name}: they say nothing about speech that is new to it."
             console.print(told, style="yellow", soft_wrap=True)
-    for line in differences:
+    for line in compared:
         console.print(line, soft_wrap=True)
     for manifest in manifests:
         own = [one for one in measured if one.manifest is manifest and "terms" in one.record]
@@ -447,23 +248,3 @@ def _show(
     runs = {one.model.origin.path for one in measured if one.model.origin and not one.model.untouched}
     if len(runs) == 1:
         print_next(console, read_run(runs.pop()))
-
-
-def _differences(measured: Sequence[Measured]) -> list[str]:
-    """Compare each model with the first one on the same test set, in words; the figures go into the records."""
-    lines: list[str] = []
-    first: dict[Path, Measured] = {}
-    for one in measured:
-        reference = first.setdefault(one.manifest.path, one)
-        if one.record["normalizer"] != reference.record["normalizer"]:
-            what = f"{one.model.name} and {reference.model.name} are not compared on {one.manifest.path.name}"
-            ways = f"{one.record['normalizer']} and {reference.record['normalizer']}"
-            lines.append(f"{what}: their texts are normalised in two ways, {ways}. Give all one --language.")
-        elif one is not reference and (found := difference(one.predictions, reference.predictions)):
-            one.record["against"] = {"model": reference.model.path, "p": round(found.p, 4)}
-            one.record["against"] |= {name: round(getattr(found, name), 2) for name in ("points", "low", "high")}
-            lines.append(f"{one.model.name} against {reference.model.name}, on {one.manifest.path.name}:")
-            trained = f", with {count} clips of its training" if (count := one.record["trained_on"]) else ""
-            told = wer_told(reference.record["wer"], one.record["wer"], (found.low, found.high), found.clips)
-            lines.append(f"  WER {told}{trained}")
-    return lines

@@ -27,11 +27,12 @@ from whisper_tuner.eval.predictions import (
     Aligned,
     Prediction,
     align,
+    difference,
     worst,
 )
 from whisper_tuner.files import shown
 from whisper_tuner.hub import base_of, is_adapter
-from whisper_tuner.text import counted, duration
+from whisper_tuner.text import counted, duration, wer_told
 
 from .models import origin_of, slug
 from .terminal import Console
@@ -256,3 +257,23 @@ def _pieces(pairs: Sequence[Aligned], width: int) -> Iterator[list[Aligned]]:
 
 def _width(pair: Aligned) -> int:
     return max(cell_len(pair.reference), cell_len(pair.hypothesis))
+
+
+def differences(measured: Sequence[Measured]) -> list[str]:
+    """Compare each model with the first one on the same test set, in words; the figures go into the records."""
+    lines: list[str] = []
+    first: dict[Path, Measured] = {}
+    for one in measured:
+        reference = first.setdefault(one.manifest.path, one)
+        if one.record["normalizer"] != reference.record["normalizer"]:
+            what = f"{one.model.name} and {reference.model.name} are not compared on {one.manifest.path.name}"
+            ways = f"{one.record['normalizer']} and {reference.record['normalizer']}"
+            lines.append(f"{what}: their texts are normalised in two ways, {ways}. Give all one --language.")
+        elif one is not reference and (found := difference(one.predictions, reference.predictions)):
+            one.record["against"] = {"model": reference.model.path, "p": round(found.p, 4)}
+            one.record["against"] |= {name: round(getattr(found, name), 2) for name in ("points", "low", "high")}
+            lines.append(f"{one.model.name} against {reference.model.name}, on {one.manifest.path.name}:")
+            trained = f", with {count} clips of its training" if (count := one.record["trained_on"]) else ""
+            told = wer_told(reference.record["wer"], one.record["wer"], (found.low, found.high), found.clips)
+            lines.append(f"  WER {told}{trained}")
+    return lines

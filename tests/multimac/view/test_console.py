@@ -235,6 +235,15 @@ def test_new_shares_are_told_once():
     assert view.lines == [f"step 8: {what}", f"step 16: {what}"]
 
 
+def test_a_lost_hosts_row_has_the_total_of_those_who_go_on():
+    view = RunView()
+    for host in ("h1", "h2"):
+        take(view, START | {"host": host, "total_steps": 30})
+    take(view, lost("h2"))
+    take(view, {"type": "plan", "host": "h1", "total_steps": 44})
+    assert (state(view, "h1"), state(view, "h2")) == ("0/44 cpu", "0/44 lost")
+
+
 def test_the_table_tells_what_each_host_does():
     view = RunView()
     for host in ("h1", "h2"):
