@@ -23,7 +23,8 @@ from distributed.hosts.sync import Progress, sync
 from distributed.plan import forecast
 from distributed.plan.forecast import Speed
 from distributed.plan.job import Job
-from distributed.plan.prepare import for_host, prepare_run
+from distributed.plan.on_hosts import for_host
+from distributed.plan.prepare import prepare_run
 from distributed.plan.run_spec import RunSpec
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Hosts

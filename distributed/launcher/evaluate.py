@@ -19,7 +19,7 @@ from distributed.hosts.paths import STORE, SyncItem, code_items, folder_items
 from distributed.plan.forecast import WORTH_S
 from distributed.plan.job import OtherSet
 from distributed.plan.launch import Launch, Rank
-from distributed.plan.prepare import audio_items, model_on_hosts
+from distributed.plan.on_hosts import audio_items, model_on_hosts
 from distributed.plan.run_spec import AFTER, BEFORE, DecodeSpec, RunSpec
 from distributed.run_dir.away import ASKED
 from distributed.run_dir.folder import only_one

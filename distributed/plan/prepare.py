@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 import os
 import sys
@@ -12,25 +11,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
 from pathlib import Path
-from random import Random
 
-from distributed.hosts.paths import PROJECT, STORE, SyncItem, code_items, folder_items
+from distributed.hosts.paths import PROJECT, STORE, SyncItem
 from distributed.run_dir.folder import date_in
-from distributed.ssh.host import Host, Hosts
+from distributed.ssh.host import Hosts
 from whisper_tuner.config import Profile
-from whisper_tuner.data.check import check_data, check_manifest, check_usable, described, trainable
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest, write_manifest
-from whisper_tuner.data.labels import token_limit, with_timestamps
-from whisper_tuner.data.splitting import repeated_note
+from whisper_tuner.data.labels import with_timestamps
 from whisper_tuner.data.steps import assign_shards, steps_in_epoch
-from whisper_tuner.errors import ConfigError, DataError, RunError
-from whisper_tuner.hub import check_files, check_model, model_folder
+from whisper_tuner.errors import ConfigError, RunError
+from whisper_tuner.hub import model_folder
 from whisper_tuner.model.memory import DECODER, fastest, shape_of, trained_parameters, ways_of
 from whisper_tuner.text import counted
 
 from .automatic import CHECKPOINT_BYTES, Conditions, Measured, chosen, more_bytes
-from .job import Job, OtherSet
+from .data_sets import checked_data
+from .job import Job
 from .launch import Launch, Rank, save_items
+from .on_hosts import audio_items, for_host
 from .run_spec import PIPELINE, RunSpec
 
 ShowStatus = Callable[[str], AbstractContextManager]
@@ -86,7 +84,7 @@ def prepare_run(
         check_pipeline(job, len(labels))
     if local_ranks > 1 and not profile.num_threads:  # ranks of one machine share its cores
         profile = dataclasses.replace(profile, num_threads=max(1, (os.cpu_count() or 1) // local_ranks))
-    (checked, kept), profile = _checked(job, profile, len(labels), run_dir, show_status), with_timestamps(profile)
+    (checked, kept), profile = checked_data(job, profile, len(labels), run_dir, show_status), with_timestamps(profile)
     manifests = _written(checked, run_dir)
     shards = _shards(manifests, profile.shards or labels, whole=is_pipeline)
     clips, shard_count = len(manifests["train"].samples), 1 if is_pipeline else len(shards["train"])
@@ -176,74 +174,6 @@ def _fitting(job: Job, profile: Profile, known: Measured, ranks: int, train: Man
     ways = ways_of(profile, longest_s=longest, device=known.device, more_bytes=more, part=part)
     way = fastest(ways, known.room_bytes / ranks) if ways else None
     return dataclasses.replace(profile, frozen_precision=way.frozen_precision) if way else profile
-
-
-def _checked(
-    job: Job, profile: Profile, ranks: int, run_dir: Path, show_status: ShowStatus
-) -> tuple[dict[str, Manifest], list[Manifest]]:
-    """Return the manifests by kind, and those of the sets to keep, once model and data are known to be usable.
-
-    Raises ConfigError, DataError, ModelError.
-    """
-    if profile.shards and ranks > 1:
-        raise ConfigError("shards is for one machine that trains alone", remedy="Remove shards from the profile.")
-    check_model(profile)
-    if profile.terms:
-        from whisper_tuner.eval.terms import read_terms
-
-        read_terms(profile.terms)
-    with show_status("reading the manifests, and the headers of the audio"):
-        checked = check_data(profile, run_dir, PROJECT / STORE)
-        for other in job.added:
-            checked["train"] = _with_more(checked, other, profile)
-        kept = [_checked_kept(one, profile, checked["train"]) for one in job.keeps]
-    check_files(model_folder(profile.base_model, show=True))  # a download may take long: in sight, before any worker
-    return checked, kept
-
-
-def _with_more(checked: Mapping[str, Manifest], other: OtherSet, profile: Profile) -> Manifest:
-    """Return the training clips with a share of another set's, drawn by the profile's seed. Raises DataError."""
-    train = checked["train"]
-    limit = token_limit(profile.base_model, language=other.language, task=profile.task)
-    found = _usable(trainable(_read(other, profile, "train"), limit), profile)
-    known = {sample.audio for sample in train.samples}
-    new = [sample for sample in found.samples if sample.audio not in known]
-    drawn = sorted(Random(profile.seed).sample(range(len(new)), math.ceil(other.share * len(new))))
-    language = other.language if other.language != profile.language else ""
-    more = tuple(
-        dataclasses.replace(clip, id=f"{other.name}-{clip.id}", language=clip.language or language)
-        for clip in (new[at] for at in drawn)
-    )
-    notes = [f"{other.name}: {counted(len(more), 'clip')} of {len(found.samples)} are trained as well (also_train)"]
-    notes += [f"{found.path.name}: {described(found.problems)}"] if found.problems else []
-    tested = [manifest for kind, manifest in checked.items() if kind != "train"]
-    drawn_set = dataclasses.replace(found, samples=more)
-    notes += [note for manifest in tested if (note := repeated_note(drawn_set, manifest))]
-    return dataclasses.replace(train, samples=train.samples + more, notes=(*train.notes, *found.notes, *notes))
-
-
-def _read(other: OtherSet, profile: Profile, kind: str) -> Manifest:
-    """Return a set's clips, read by the rules of the profile. Raises DataError."""
-    no_speech = profile.no_speech == "train"
-    return check_manifest(
-        other.clips, profile.max_duration_s, PROJECT / STORE, no_speech=no_speech, reading=other.reading, kind=kind
-    )
-
-
-def _usable(manifest: Manifest, profile: Profile) -> Manifest:
-    """Return a set's clips. Raises DataError if there are none, or some cannot be used and must be."""
-    check_usable(manifest)
-    if manifest.problems and profile.bad_rows == "refuse":
-        remedy = "Fix or remove them, or set bad_rows = skip."
-        raise DataError(f"{manifest.path}: {described(manifest.problems)}\n  and bad_rows = refuse", remedy=remedy)
-    return manifest
-
-
-def _checked_kept(kept: OtherSet, profile: Profile, train: Manifest) -> Manifest:
-    """Return the test clips of a set to keep. Raises DataError."""
-    manifest = _usable(_read(kept, profile, "test"), profile)
-    note = repeated_note(train, manifest)
-    return dataclasses.replace(manifest, notes=(*manifest.notes, note)) if note else manifest
 
 
 def _launch(
@@ -345,66 +275,3 @@ def _ranks(
             ranks.append(Rank(label=label, spec=own.on(host) if host else own))
     save_items(run_dir, items, [item for kind, manifest in manifests.items() for item in audio_items(kind, manifest)])
     return tuple(ranks), items
-
-
-def for_host(
-    spec: RunSpec,
-    host: Host,
-    manifests: Mapping[str, Manifest],
-    shard: Mapping[str, Sequence[Sample]],
-    run_dir: Path,
-) -> tuple[RunSpec, list[SyncItem]]:
-    """Return one host's spec and files. Paths in the spec are relative to its project folder, where its worker runs.
-
-    manifests, shard: by kind, all clips of the run, and those that are sent to this host before it starts.
-    """
-    model = model_folder(spec.known_profile.base_model)
-    model_name = model_on_hosts(model)
-    items, lists = [*code_items(), *folder_items(model, model_name)], {}
-    for kind, manifest in manifests.items():
-        # The same list for every host: its names are relative, so that it can stand beside any host's audio.
-        listing = run_dir / f"{kind}-on-hosts.csv"
-        samples = [dataclasses.replace(s, audio=run_dir / _name_on_host(s, manifest)) for s in manifest.samples]
-        write_manifest(listing, samples)
-        lists[kind] = Path(_folder_on_hosts(kind, manifest)) / f"{kind}.csv"
-        items.append(SyncItem(local=listing, remote=str(lists[kind])))
-        audio = {sample.audio for sample in shard[kind]}
-        items += [item for item in audio_items(kind, manifest) if item.local in audio]
-    profile = dataclasses.replace(
-        spec.known_profile,
-        base_model=model_name,
-        train=lists["train"],
-        validation=lists.get("validation"),
-        test=None,
-        terms=None,
-        runs_dir=Path("runs"),
-    )
-    run_dir_there, cache_dir = f"runs/{spec.run_id}", f"{STORE}/cache"
-    return dataclasses.replace(spec, profile=profile, run_dir=run_dir_there, cache_dir=cache_dir).on(host), items
-
-
-def model_on_hosts(folder: Path) -> str:
-    """Name where a host keeps a model, from its project folder."""
-    return f"{STORE}/models/{folder.name}-{_short_hash(str(folder))}"
-
-
-def _folder_on_hosts(kind: str, manifest: Manifest) -> str:
-    return f"{STORE}/data/{kind}-{_short_hash(str(manifest.path.absolute()))}"
-
-
-def audio_items(kind: str, manifest: Manifest) -> list[SyncItem]:
-    """Return the clips of a manifest, in its order, with their names on hosts."""
-    folder = _folder_on_hosts(kind, manifest)
-    return [SyncItem(local=s.audio, remote=f"{folder}/{_name_on_host(s, manifest)}") for s in manifest.samples]
-
-
-def _name_on_host(sample: Sample, manifest: Manifest) -> str:
-    folder = manifest.path.absolute().parent
-    audio = sample.audio.absolute()
-    if audio.is_relative_to(folder) and ".." not in audio.parts:
-        return audio.relative_to(folder).as_posix()
-    return f"elsewhere/{_short_hash(str(audio))}{audio.suffix}"
-
-
-def _short_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -8,7 +8,8 @@ from distributed.hosts.paths import STORE
 from distributed.plan.automatic import Measured
 from distributed.plan.job import OtherSet
 from distributed.plan.launch import Launch, load_audio, load_items
-from distributed.plan.prepare import for_host, prepare_run, rehost
+from distributed.plan.on_hosts import for_host
+from distributed.plan.prepare import prepare_run, rehost
 from distributed.ssh.host import Host, Hosts
 from exogym.strategy import DiLoCoConfig
 from whisper_tuner.data.dataset import load_manifest

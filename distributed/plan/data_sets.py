@@ -1,0 +1,90 @@
+"""The clips of a run: its own manifests, what other sets add to them, and the sets that it is to keep."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from random import Random
+
+from distributed.hosts.paths import PROJECT, STORE
+from whisper_tuner.config import Profile
+from whisper_tuner.data.check import check_data, check_manifest, check_usable, described, trainable
+from whisper_tuner.data.dataset import Manifest
+from whisper_tuner.data.labels import token_limit
+from whisper_tuner.data.splitting import repeated_note
+from whisper_tuner.errors import ConfigError, DataError
+from whisper_tuner.hub import check_files, check_model, model_folder
+from whisper_tuner.text import counted
+
+from .job import Job, OtherSet
+
+
+def checked_data(
+    job: Job, profile: Profile, ranks: int, run_dir: Path, show_status: Callable[[str], AbstractContextManager]
+) -> tuple[dict[str, Manifest], list[Manifest]]:
+    """Return the manifests by kind, and those of the sets to keep, once model and data are known to be usable.
+
+    Raises ConfigError, DataError, ModelError.
+    """
+    if profile.shards and ranks > 1:
+        raise ConfigError("shards is for one machine that trains alone", remedy="Remove shards from the profile.")
+    check_model(profile)
+    if profile.terms:
+        from whisper_tuner.eval.terms import read_terms
+
+        read_terms(profile.terms)
+    with show_status("reading the manifests, and the headers of the audio"):
+        checked = check_data(profile, run_dir, PROJECT / STORE)
+        for other in job.added:
+            checked["train"] = _with_more(checked, other, profile)
+        kept = [_checked_kept(one, profile, checked["train"]) for one in job.keeps]
+    check_files(model_folder(profile.base_model, show=True))  # a download may take long: in sight, before any worker
+    return checked, kept
+
+
+def _with_more(checked: Mapping[str, Manifest], other: OtherSet, profile: Profile) -> Manifest:
+    """Return the training clips with a share of another set's, drawn by the profile's seed. Raises DataError."""
+    train = checked["train"]
+    limit = token_limit(profile.base_model, language=other.language, task=profile.task)
+    found = _usable(trainable(_read(other, profile, "train"), limit), profile)
+    known = {sample.audio for sample in train.samples}
+    new = [sample for sample in found.samples if sample.audio not in known]
+    drawn = sorted(Random(profile.seed).sample(range(len(new)), math.ceil(other.share * len(new))))
+    language = other.language if other.language != profile.language else ""
+    more = tuple(
+        dataclasses.replace(clip, id=f"{other.name}-{clip.id}", language=clip.language or language)
+        for clip in (new[at] for at in drawn)
+    )
+    notes = [f"{other.name}: {counted(len(more), 'clip')} of {len(found.samples)} are trained as well (also_train)"]
+    notes += [f"{found.path.name}: {described(found.problems)}"] if found.problems else []
+    tested = [manifest for kind, manifest in checked.items() if kind != "train"]
+    drawn_set = dataclasses.replace(found, samples=more)
+    notes += [note for manifest in tested if (note := repeated_note(drawn_set, manifest))]
+    return dataclasses.replace(train, samples=train.samples + more, notes=(*train.notes, *found.notes, *notes))
+
+
+def _read(other: OtherSet, profile: Profile, kind: str) -> Manifest:
+    """Return a set's clips, read by the rules of the profile. Raises DataError."""
+    no_speech = profile.no_speech == "train"
+    return check_manifest(
+        other.clips, profile.max_duration_s, PROJECT / STORE, no_speech=no_speech, reading=other.reading, kind=kind
+    )
+
+
+def _usable(manifest: Manifest, profile: Profile) -> Manifest:
+    """Return a set's clips. Raises DataError if there are none, or some cannot be used and must be."""
+    check_usable(manifest)
+    if manifest.problems and profile.bad_rows == "refuse":
+        remedy = "Fix or remove them, or set bad_rows = skip."
+        raise DataError(f"{manifest.path}: {described(manifest.problems)}\n  and bad_rows = refuse", remedy=remedy)
+    return manifest
+
+
+def _checked_kept(kept: OtherSet, profile: Profile, train: Manifest) -> Manifest:
+    """Return the test clips of a set to keep. Raises DataError."""
+    manifest = _usable(_read(kept, profile, "test"), profile)
+    note = repeated_note(train, manifest)
+    return dataclasses.replace(manifest, notes=(*manifest.notes, note)) if note else manifest
