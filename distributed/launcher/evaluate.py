@@ -29,7 +29,6 @@ from exogym import device as devices
 from whisper_tuner.config import Profile
 from whisper_tuner.data.check import check_manifest
 from whisper_tuner.data.dataset import Manifest, load_manifest
-from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import RunError, TunerError
 from whisper_tuner.eval.evaluation import Evaluation, Transcript, compared, generation_settings
@@ -230,10 +229,9 @@ def _evaluations(
                 assert isinstance(model, WhisperForConditionalGeneration)  # an adapter has been added to the base
                 model.to(device)  # type: ignore[arg-type]  # transformers wraps it in a type that takes no device
                 base, began = model, time.perf_counter()
-                features = FeatureStore(cache / "features", processor.feature_extractor, warn=warn)
                 with _out_of_memory_told():
                     progress = partial(tell_progress, when)
-                    transcripts = hearing.transcripts(when, base, processor, progress, features)
+                    transcripts = hearing.transcripts(when, base, processor, progress)
                 _, written = generation_settings(whisper_of(base), decoding.language, decoding.task)
                 result = compared(samples, transcripts, written, time.perf_counter() - began)
                 if hearing.devices <= {device.type}:
@@ -254,7 +252,6 @@ def _helping_ranks(
             here,
             before=str(profile.base_model),
             after=tuned,
-            cache_dir=spec.cache_dir,
             device=spec.wanted_device,
             batch_size=profile.batch_size,
             num_threads=profile.num_threads,

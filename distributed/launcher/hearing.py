@@ -25,7 +25,6 @@ from distributed.plan.run_spec import DecodeSpec
 from distributed.ssh.connection import Remote
 from distributed.ssh.host import Host
 from whisper_tuner.data.dataset import Sample
-from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.errors import HostError, TunerError
 from whisper_tuner.eval.evaluation import Transcript
 
@@ -105,7 +104,6 @@ class Hearing:
         model: nn.Module,
         processor: WhisperProcessor,
         progress: Callable[[int, int], None],
-        features: FeatureStore | None = None,
     ) -> list[Transcript]:
         """Return one Transcript for each sample, in their order. name: that of the model. progress(done, total)."""
         dealer, began, total = self._dealers[name], time.monotonic(), len(self._samples)
@@ -115,7 +113,6 @@ class Hearing:
                 model,
                 processor,
                 [self._samples[place].audio for place in group],
-                features=features,
                 progress=lambda done, _: progress(min(dealer.done + done, total), total),
             )
             dealer.heard(group, heard, self._name, began=group_began)

@@ -26,6 +26,7 @@ from .job import Job
 FORWARD = 1 / 3  # of a step: validation computes no gradients
 # Of this machine's transcribing, still to come: on a host, torch and the model take half as long to load.
 WORTH_S = 20.0
+LIKELY = 0.5, 2.0  # beyond these, of what was expected: one of the two was measured while the machine was busy
 RATIOS, HEARD = "times of a run 1", "test set with a base model 1"  # kinds of facts
 FACTS = FactStore(PROJECT / STORE / CACHE)
 HERE = Hosts(master=Host(address="this machine"), workers=())
@@ -200,7 +201,8 @@ def learn(kept: Mapping[str, Any], took: Sequence[float], model: str, test: str 
     """Remember what the parts of a run that has ended took, by what was expected of them."""
     measured = kept["measured"]
     ratios = {part: seconds / measured[part] for part, seconds in zip(PARTS, took, strict=True) if measured[part] > 0}
-    FACTS.keep(RATIOS, {kept["key"]: ""}, {kept["key"]: ratios})
+    likely = {part: ratio for part, ratio in ratios.items() if LIKELY[0] <= ratio <= LIKELY[1]}
+    FACTS.keep(RATIOS, {kept["key"]: ""}, {kept["key"]: ratios_of(kept["key"]) | likely})
     heard = f"{model} {test}"
     FACTS.keep(HEARD, {heard: ""}, {heard: True})
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # a host watches its stdin before it loads torch
     from torch import nn
     from transformers import WhisperProcessor
 
-    from whisper_tuner.data.feature_store import FeatureStore
     from whisper_tuner.eval.evaluation import Transcript
 
 PIPELINE = "pipeline"  # the strategy that gives each of two ranks a half of the model
@@ -142,13 +141,11 @@ BEFORE, AFTER = "before", "after"  # training: the two models of an evaluation
 class DecodeSpec:
     """Paths start at the host's project folder. A model is there before the first clips that it is to transcribe.
 
-    after: an adapter is added to `before`. greedy: no text is decoded again. cache_dir: where log-mels are kept,
-    as fp16; "" if they are computed each time.
+    after: an adapter is added to `before`. greedy: no text is decoded again.
     """
 
     before: str
     after: str = ""
-    cache_dir: str = ""
     device: str | None = None
     language: str | None = None
     task: str | None = None
@@ -162,7 +159,6 @@ class DecodeSpec:
         processor: WhisperProcessor,
         clips: Sequence[Path],
         *,
-        features: FeatureStore | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[Transcript]:
         """Return what a loaded model writes for each audio file, in order."""
@@ -176,7 +172,6 @@ class DecodeSpec:
             task=self.task,
             temperatures=evaluation.GREEDY if self.greedy else evaluation.FALLBACK,
             batch_size=self.batch_size,
-            features=features,
             progress=progress,
         )
 

@@ -52,7 +52,6 @@ def decode(spec: DecodeSpec, groups: queue.SimpleQueue[dict]) -> None:
     from transformers import WhisperForConditionalGeneration
 
     from exogym import device as devices
-    from whisper_tuner.data.feature_store import FeatureStore
     from whisper_tuner.export.final import load_model
 
     if spec.num_threads:
@@ -70,11 +69,9 @@ def decode(spec: DecodeSpec, groups: queue.SimpleQueue[dict]) -> None:
             assert isinstance(merged, WhisperForConditionalGeneration)
             model = merged
             model.to(device)  # type: ignore[arg-type]  # transformers wraps it in a type that takes no device
-            folder, extractor = Path(spec.cache_dir) / "features", processor.feature_extractor
-            store = FeatureStore(folder, extractor) if spec.cache_dir else None
             loaded = name
         if clips and model:
-            heard = spec.transcribe(model, processor, clips, features=store)
+            heard = spec.transcribe(model, processor, clips)
         texts = [[one.text, one.problem, one.temperature, one.greedy, one.logprob] for one in heard]
         send_event({"type": "texts", "texts": texts})
 

@@ -37,15 +37,16 @@ from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.eval.predictions import PREDICTIONS, counts, write_predictions
+from whisper_tuner.eval.terms import told_unsaid
 from whisper_tuner.eval.wer import wer_interval
 from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.files import shown
-from whisper_tuner.languages import language_code
+from whisper_tuner.languages import LANGUAGES, language_code
 from whisper_tuner.text import counted
 
 from .evaluation_record import count_terms, record_in_runs, trained_on
 from .evaluation_sets import folders_of, lacking, manifests_of, terms_of
-from .options import CONFIG, MODEL, Config, Language, command
+from .options import CONFIG, MODEL, Config, command
 
 if TYPE_CHECKING:
     from whisper_tuner.eval.evaluation import Evaluation
@@ -63,7 +64,10 @@ def evaluate(
     models: Annotated[list[str], Argument(help=MODEL)],
     data: Annotated[list[Path] | None, Option(help="Manifest to evaluate on; may be given several times.")] = None,
     profile: Annotated[str, Option(help="Take test set, language and task from this [profile:NAME].")] = "",
-    language: Language = "",
+    language: Annotated[
+        str,
+        Option(help="Language of the speech: multilingual models are told it, texts are compared by its rules."),
+    ] = "",
     batch_size: Annotated[int, Option(min=1, help="Clips at a time.")] = 8,
     audio_context: Annotated[
         str,
@@ -111,9 +115,11 @@ def evaluate(
         temperatures=FALLBACK if fallback else GREEDY,
     )
     results: list[Measured] = []
+    ways = {model: _ways(decoding, model, chosen, manifests, keeps) for model in chosen}
+    if data and not asked[0]:
+        _tell_language(console, ways)
     for model in chosen:
-        ways = _ways(decoding, model, chosen, manifests, keeps)
-        results += _results(console, model, manifests, ways, batch_size, folders)
+        results += _results(console, model, manifests, ways[model], batch_size, folders)
     results.sort(key=lambda one: manifests.index(one.manifest))
     count_terms(listed, results)
     record_in_runs(results, keeps)
@@ -150,6 +156,14 @@ def _ways(
     way = replace(asked, language=asked.language or language or None, task=asked.task or task)
     of_all = {manifest.path: way for manifest in manifests}
     return of_all | {path: replace(way, language=kept.language or None) for path, kept in keeps.items()}
+
+
+def _tell_language(console: Console, ways: Mapping[Candidate, Mapping[Path, Decoding]]) -> None:
+    """Say by which language texts are compared that nobody has named: a test set may be in another one."""
+    codes = {way.language for of_model in ways.values() for way in of_model.values() if way.language}
+    if names := " and ".join(LANGUAGES.get(code, [code])[0].title() for code in sorted(codes)):
+        told = f"Texts are compared as {names}, the language of the run. Is the test set in another? Give --language."
+        console.print(told, style="yellow", soft_wrap=True)
 
 
 def _results(
@@ -240,6 +254,9 @@ def _show(
         if own and (table := terms_table(own)).row_count:
             console.print(f"\nterms in {manifest.path.name}, of those said how many are written:")
             console.print(fitting(console, table))
+        unsaid = [count["term"] for count in own[0].record["terms"]["counts"] if not count["said"]] if own else []
+        if unsaid:
+            console.print(f"terms in {manifest.path.name}: {told_unsaid(unsaid)}", markup=False, soft_wrap=True)
     if kept := dict.fromkeys(one.model.name for one in measured if one.record["cached"]):
         console.print(f"cached, from an earlier evaluation: {', '.join(kept)}", soft_wrap=True)
     console.print(f"transcripts: {PREDICTIONS} in")

@@ -12,6 +12,7 @@ from typing import Annotated
 from typer import Option
 
 from distributed.run_dir.find import find_run
+from distributed.run_dir.folder import is_running
 from multimac.view.models import folders_of
 from whisper_tuner.errors import ConfigError, ExitStatus
 from whisper_tuner.files import write_atomically
@@ -43,7 +44,9 @@ def watch(
     except OSError as error:
         raise ConfigError(f"port {port}: {error.strerror}", remedy="Leave --port out: a free one is taken.") from None
     print(f"{run_dir.name}: {page.address}", flush=True)
-    print("Whoever has this address can stop the run.\nCtrl-C ends the page, and not the run.", flush=True)
+    if is_running(run_dir):
+        print("Whoever has this address can stop the run.", flush=True)
+    print("Ctrl-C ends the page, and not the run.", flush=True)
     if browser and not can_open():
         print("No browser can be opened here.", flush=True)
     if "SSH_CONNECTION" in os.environ:

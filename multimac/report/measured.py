@@ -21,7 +21,7 @@ from whisper_tuner.data.formats.lists import SUFFIXES
 from whisper_tuner.data.formats.rows import LANGUAGE_COLUMNS, SPEAKER_COLUMNS, BadRow, ClipIds, cell
 from whisper_tuner.errors import DataError
 from whisper_tuner.eval.predictions import PREDICTIONS
-from whisper_tuner.eval.terms import TERMS, read_counts
+from whisper_tuner.eval.terms import TERMS, read_counts, told_unsaid
 from whisper_tuner.eval.wer import Difference, Interval, wer_difference, wer_interval
 from whisper_tuner.files import read_table
 from whisper_tuner.text import counted, wer_told
@@ -220,7 +220,7 @@ def _test(run: RunSummary, folder: Path, models: dict[str, list[Clip]], cropped:
         speakers_left_out=len(speakers[SPEAKERS_SHOWN:]),
         terms=tuple(terms[:TERMS_SHOWN]),
         terms_left_out=len(terms[TERMS_SHOWN:]),
-        terms_told=_told_of_terms(terms),
+        terms_told="" if cropped else _told_of_terms(terms, folder),
         worst=tuple(wrong[:worst_clips]),
         worst_of=NAMES.get(shown, shown),
         wrong_clips=len(wrong),
@@ -281,9 +281,13 @@ def _terms(folder: Path) -> list[TermRow]:
     return sorted(rows, key=lambda row: (row.after - row.said, row.term))
 
 
-def _told_of_terms(rows: Sequence[TermRow]) -> str:
+def _told_of_terms(rows: Sequence[TermRow], folder: Path) -> str:
+    unsaid = told_unsaid([one.term for one in read_counts(folder / FINAL / TERMS) if not one.said])
+    if not rows:
+        return unsaid
     said, before, after = (sum(getattr(row, name) for row in rows) for name in ("said", "before", "after"))
-    return f"Of {said} that were said, {before} were written before training, and {after} after it."
+    told = f"Of {said} that were said, {before} were written before training, and {after} after it."
+    return f"{told} {unsaid}".rstrip()
 
 
 def _told_by(manifest: Path) -> dict[str, tuple[str, str]]:

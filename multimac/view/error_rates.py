@@ -194,10 +194,17 @@ def key_of_rates(measured: Sequence[Measured], way: str) -> str:
 
 
 def _normalized(measured: Sequence[Measured]) -> str:
-    """Name the normalisers, of each model if they differ."""
+    """Name the normalisers, of each test set and model if they differ."""
+    sets = dict.fromkeys(one.manifest.path for one in measured)
+    by_set = {path: _by_model([one for one in measured if one.manifest.path == path]) for path in sets}
+    alike = len({*by_set.values()}) == 1
+    return "; ".join(dict.fromkeys(what if alike else f"{shown(path)}: {what}" for path, what in by_set.items()))
+
+
+def _by_model(measured: Sequence[Measured]) -> str:
     models = {one.model.name: str(one.record["normalizer"]) for one in measured}
     alike = len({*models.values()}) == 1
-    return "; ".join(dict.fromkeys(what if alike else f"{name}: {what}" for name, what in models.items()))
+    return ", ".join(dict.fromkeys(what if alike else f"{name} {what}" for name, what in models.items()))
 
 
 def name_doubtful(console: Console, measured: Measured) -> None:

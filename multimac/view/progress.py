@@ -104,12 +104,17 @@ class _Column(ProgressColumn):
         return Text(self._figure(task))
 
 
+def _in_a_row(text: str) -> Text:
+    """Return text that is cut at the terminal's width: of two rows a key that is pressed would leave one behind."""
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
 @contextlib.contextmanager
 def working(console: Console, text: str = "", *, every_s: float = LINE_EVERY_S) -> Iterator[Callable[[str], None]]:
     """Say that something goes on of which nobody knows how far it is; gives a function that changes what is said."""
     if can_move(console):
-        with console.status(Text(text)) as status:
-            yield lambda changed: status.update(Text(changed))
+        with console.status(_in_a_row(text)) as status:
+            yield lambda changed: status.update(_in_a_row(changed))
         return
     said, over, began = [text], threading.Event(), time.monotonic()
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from distributed.run_dir.events import Event
-from distributed.run_dir.run_view import HostView, RunView
+from distributed.run_dir.run_view import GONE, HostView, RunView
 from whisper_tuner.text import counted, duration, harmless, size
 
 from .terminal import wrapped
@@ -89,7 +89,7 @@ def _bar(host: HostView) -> str:
 
 def reading_of(name: str, host: HostView, *, now: float) -> str:
     """Return one of READINGS as a host has told it lately; "" if it has not."""
-    machine = host.machine
+    machine = host.machine if host.state not in GONE else None
     return harmless(READINGS[name](machine)) if machine and now - machine.time < CURRENT_S else ""
 
 
@@ -114,7 +114,8 @@ def screen(
 
 def _head(view: RunView, name: str, width: int) -> Text:
     epoch = max((host.epoch for host in view.hosts.values()), default=0)
-    left = max((left for host in view.hosts.values() if (left := host.remaining) is not None), default=None)
+    lefts = [host.remaining for host in view.hosts.values() if host.state == "training"]
+    left = max(filter(None, lefts), default=None) if None not in lefts else None  # one that begins may take longest
     phase = _phase(view)
     is_training = epoch and phase == "training"
     parts = [phase, f"{duration(left)} left" if left else "", f"epoch {epoch}" if is_training else ""]

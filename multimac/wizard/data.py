@@ -159,10 +159,10 @@ def _option(name: str, data: Data) -> Option:
             lines = sum(1 for line in file if line.strip())
         count = counted(lines if train.suffix.lower() in (".jsonl", ".ndjson") else lines - 1, "clip")
     others = [kind for kind in KINDS[1:] if kind in data.manifests]
-    more = f", with {' and '.join(others)}" if others else ""
-    about = ", ".join(filter(None, [str(shown(train)), data.language]))
-    label = f"{name} ({about})" if data.section else about
-    return Option(value=name, short=data.section or label, title=f"{label}: {count}{more}")
+    more = f"with {' and '.join(others)}" if others else ""
+    about = [count, data.language, str(shown(train)), more] if data.section else [count, data.language, more]
+    label = data.section or str(shown(train))  # what tells it from others comes first: a narrow terminal cuts the rest
+    return Option(value=name, short=label, title=f"{label}: {', '.join(filter(None, about))}")
 
 
 def _check(text: str) -> None:

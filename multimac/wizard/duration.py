@@ -50,7 +50,7 @@ def _measured(questions: Questions, draft: Draft, scratch: Path, console: Consol
         known = remembered(job, HERE)
         if known and (known[0].clip_s or not heard):
             return known
-        with working(console, "measuring a few training steps and transcripts (usually under a minute; Ctrl-C quits)"):
+        with working(console, "measuring a few steps and transcripts (usually under a minute; Ctrl-C quits)"):
             speeds = measure(job, samples["train"], HERE, (), scratch, no_progress, (1,), steps=STEPS, test=heard)
             remember(job, HERE, speeds)
             return speeds

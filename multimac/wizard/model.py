@@ -225,11 +225,13 @@ def ask_language(questions: Questions, draft: Draft, console: Console) -> str:
             if "model" not in questions.answers:
                 remedy = f"{remedy} If it is not en, give --model too: {model}, which is English-only, or another one."
             raise ConfigError("the language of the speech is stated nowhere", remedy=remedy)
-        message = f"{model} is English-only, and your recordings are {name}: train it all the same?"
-        if questions.interactive and code not in ("", "en") and not questions.confirm("english_only", message, False):
+        while not is_multilingual(draft.model):
+            message = f"{short_name(draft.model.base_model)} is English-only, and your recordings are {name}: train it"
+            is_asked = questions.interactive and code not in ("", "en")
+            if not is_asked or questions.confirm("english_only", f"{message} all the same?", False):
+                console.print(f"{english_only(draft.model.base_model)} Texts are compared as {name}.", markup=False)
+                break
             draft.model = ask_model(questions, draft.config, None, console, near=draft.data.source)
-        if not is_multilingual(draft.model):
-            console.print(f"{english_only(draft.model.base_model)} Texts are compared as {name}.", markup=False)
         return code
     # That of the data's section, else of the data itself, else what the profile inherits.
     draft.language = draft.data.language

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -65,7 +64,7 @@ class Decoder:
         self, temperature: float = 0, seeds: Sequence[int] = (), no_speech: int | None = None, words: Sequence[int] = ()
     ):
         self._temperature, self._no_speech, self._words = temperature, no_speech, list(words)
-        self._draws = [random.Random(seed) for seed in seeds]
+        self._draws = [torch.Generator().manual_seed(seed) for seed in seeds]
         self.certainties: list[Certainty] = []
 
     def __call__(
@@ -127,9 +126,10 @@ class Decoder:
         """Choose a token for each row [B, 1]."""
         if not self._temperature:
             return scores.argmax(-1, keepdim=True)
-        up_to = (scores / self._temperature).softmax(-1).cumsum(-1)
-        drawn = torch.tensor([[1 - self._draws[row].random()] for row in rows], device=scores.device)  # in (0, 1]
-        return (up_to < drawn * up_to[:, -1:]).sum(-1, keepdim=True)
+        # The least of exponential variables with these rates, which the last bit of a score hardly ever changes: so a
+        # text is the same in other batches and on other machines. With sums of probabilities it is not.
+        waits = torch.stack([torch.empty(scores.shape[-1]).exponential_(generator=self._draws[row]) for row in rows])
+        return (scores / self._temperature - waits.log().to(scores.device)).argmax(-1, keepdim=True)
 
 
 def _quick(process: LogitsProcessor, model: WhisperForConditionalGeneration) -> Callable[[Tensor, Tensor], Tensor]:

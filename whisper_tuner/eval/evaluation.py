@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +27,6 @@ from transformers.modeling_outputs import BaseModelOutput
 from whisper_tuner.data.audio import load_audio
 from whisper_tuner.data.checks.material import Heard
 from whisper_tuner.data.dataset import Sample
-from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.features import log_mel, pad_log_mel
 from whisper_tuner.data.labels import added_words, is_multilingual
 from whisper_tuner.errors import TunerError
@@ -121,7 +119,6 @@ def evaluate(
     audio_context: str = "full",
     temperatures: Sequence[float] = FALLBACK,
     batch_size: int = 8,
-    features: FeatureStore | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Evaluation:
     """Transcribe every sample and compare; an unreadable file becomes a Problem. Arguments are as in `transcribe`."""
@@ -136,7 +133,6 @@ def evaluate(
         audio_context=audio_context,
         temperatures=temperatures,
         batch_size=batch_size,
-        features=features,
         progress=progress,
     )
     seconds = time.perf_counter() - began
@@ -199,7 +195,6 @@ def transcribe(
     audio_context: str = "full",
     temperatures: Sequence[float] = GREEDY,
     batch_size: int = 8,
-    features: FeatureStore | None = None,
     progress: Progress = lambda done, total: None,
 ) -> list[Transcript]:
     """Write a Transcript of each audio file or log-mel [80|128, frames], in order.
@@ -208,7 +203,7 @@ def transcribe(
     language: of the speech. Without it or a task, a multilingual model assumes what it was trained for; if it was
     trained for no language, it detects one. English-only models ignore both.
     audio_context: "full" pads to the model's input, "cropped" to a little more than the clip's own length.
-    temperatures: a text that is in doubt is decoded at the next one, with random numbers that follow from its audio.
+    temperatures: a text that is in doubt is decoded at the next one, with the same random numbers in every run.
     Takes plain and peft models on any device, and leaves their training mode as it was.
     """
     if audio_context not in AUDIO_CONTEXTS:
@@ -221,7 +216,7 @@ def transcribe(
     arguments |= {"num_beams": 1, "max_new_tokens": whisper.config.max_target_positions // 2}
     words = tuple(added_words(processor.tokenizer))
     decoder = partial(Decoder, no_speech=no_speech_token(whisper, processor), words=words)
-    batches = _batches(_windows(audio, processor, features, problems, audio_context), batch_size)
+    batches = _batches(_windows(audio, processor, problems, audio_context), batch_size)
     with evaluating(model), torch.inference_mode(), ThreadPoolExecutor(1, "log-mels") as reader:
         coming = reader.submit(next, batches, None)
         while batch := coming.result():
@@ -258,7 +253,6 @@ class _Window:
 def _windows(
     audio: Sequence[str | Path | np.ndarray],
     processor: WhisperProcessor,
-    features: FeatureStore | None,
     problems: dict[int, str],
     audio_context: str,
 ) -> Iterator[_Window]:
@@ -266,7 +260,7 @@ def _windows(
     full = processor.feature_extractor.nb_max_frames
     for clip, item in enumerate(audio):
         try:
-            mels = [item] if isinstance(item, np.ndarray) else _log_mels(Path(item), processor, features)
+            mels = [item] if isinstance(item, np.ndarray) else _log_mels(Path(item), processor)
             for piece, mel in enumerate(mels):
                 near = _CROP_FRAMES * math.ceil(mel.shape[1] / _CROP_FRAMES)
                 yield _Window(clip, piece, pad_log_mel(mel, min(near, full) if audio_context == "cropped" else full))
@@ -305,8 +299,8 @@ def _heard(
     found: list[Transcript] = []
     again = list(range(len(mels)))  # rows
     for temperature in temperatures:
-        seeds = [zlib.crc32(mels[row].data) for row in again] if temperature else ()
-        decoder = decoder_of(temperature, seeds)
+        # Others at each temperature, and for each clip the same: of its log-mel another machine may round the last bit.
+        decoder = decoder_of(temperature, [round(1000 * temperature)] * len(again))
         given: dict[str, Any] = {name: value[again] for name, value in inputs.items()}
         if states is not None:
             given |= {"encoder_outputs": BaseModelOutput(states[again]), "return_timestamps": False}
@@ -338,11 +332,9 @@ def no_speech_token(whisper: WhisperForConditionalGeneration, processor: Whisper
     return found if found is not None and found < whisper.config.vocab_size else None
 
 
-def _log_mels(path: Path, processor: WhisperProcessor, features: FeatureStore | None) -> Iterator[np.ndarray]:
+def _log_mels(path: Path, processor: WhisperProcessor) -> Iterator[np.ndarray]:
+    """Compute them anew: those that training stores are rounded, and other programs' are not."""
     extractor = processor.feature_extractor
-    if features is not None and (mel := features.log_mel(path)).shape[1] < extractor.nb_max_frames:
-        yield mel  # a stored one of full length may be cut, so that clip is read again
-        return
     waveform = load_audio(path, extractor.sampling_rate, _LONGEST_S)
     for start in range(0, len(waveform), extractor.n_samples):
         piece = waveform[start : start + extractor.n_samples]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TERMS = "terms.csv"  # in the folder of a test set's predictions
 COLUMNS = ("term", "in_training", "said", "written", "found", "instead")
-MOST_INSTEAD = 3
+MOST_INSTEAD, MOST_UNSAID = 3, 10
 NOTHING = "nothing"
 MOST_BYTES = 1_000_000
 Texts = Sequence[tuple[str, str]]
@@ -110,6 +110,12 @@ def shares(counts: Sequence[TermCount]) -> tuple[float | None, float | None]:
     """
     said, written, found = (sum(getattr(one, name) for one in counts) for name in ("said", "written", "found"))
     return 100 * found / said if said else None, 100 * found / written if written else None
+
+
+def told_unsaid(terms: Sequence[str]) -> str:
+    """Name terms that no clip of a test set has, so that nothing is known of them; "" for none."""
+    more = f" and {len(terms) - MOST_UNSAID} more" if len(terms) > MOST_UNSAID else ""
+    return f"Never said there: {', '.join(terms[:MOST_UNSAID])}{more}." if terms else ""
 
 
 def write_terms(path: Path, counts: Iterable[TermCount]) -> None:

@@ -101,7 +101,9 @@ def text_normalizers(language: str | None) -> tuple[Normalizer, Normalizer]:
     keeping.clean = partial(_with_marks, has_points=language == "yi")
     ours = OURS, lambda text: keeping(_lower_i(text) if language in DOTTED else text)
     if language == "en":
-        return (f"whisper-english {release}", EnglishTextNormalizer()), ours
+        english = EnglishTextNormalizer()
+        # It leaves a dot of "..." over, which would count as a word.
+        return (f"whisper-english {release}", lambda text: english(text.replace("...", " "))), ours
     basic = f"whisper-basic {release}", BasicTextNormalizer(split_letters=is_split)
     return (ours, basic) if language is None or language in MARKED else (basic, ours)
 

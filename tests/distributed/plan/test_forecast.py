@@ -69,3 +69,6 @@ def test_what_a_run_took_corrects_the_next_forecast_on_the_same_hosts(job):
     # Half of it was transcribing with the base model, which need not be done again.
     assert [again.parts[part] for part in PARTS] == pytest.approx([26.0, 33.0, 20.0 * 25 / 40])
     assert again.measured["training"] == before.measured["training"]
+    training = before.measured["training"]  # was measured while the machine was busy, so it says nothing of the next
+    learn(before.kept(key, 0.0), [26.0, training / 4, 20.0], str(job.profile.base_model), str(job.profile.test))
+    assert ratios_of(key)["training"] == pytest.approx(33.0 / training)

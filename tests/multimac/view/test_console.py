@@ -286,6 +286,15 @@ def run_of(hosts: int) -> RunView:
     return view
 
 
+def test_the_time_left_is_not_told_before_each_host_knows_its_own_and_a_lost_host_is_not_read():
+    view = run_of(2)
+    take(view, START | {"host": "mac-2.local", "total_steps": 2480})
+    assert screen_of(view, now=20.0)[0] == "run  training  epoch 1"
+    take(view, lost("mac-1.local"))
+    rows = [row for row in screen_of(view, width=140, now=20.0) if row.startswith("mac-")]
+    assert ["71 °C" in row for row in rows] == [True, False, False]
+
+
 def test_a_wide_screen_has_what_machines_tell_in_columns():
     head, _, names, first, *_ = screen_of(run_of(2), width=140, height=40, now=20.0)
     assert head == "run  training  1:22:40 left  epoch 1"

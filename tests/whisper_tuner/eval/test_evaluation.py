@@ -5,7 +5,6 @@ from transformers import WhisperProcessor
 
 from whisper_tuner.data.audio import load_audio
 from whisper_tuner.data.dataset import Sample
-from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.features import log_mel
 from whisper_tuner.eval.evaluation import AUDIO_CONTEXTS, GREEDY, evaluate, transcribe
 from whisper_tuner.model.base_model import prepare, set_language
@@ -25,13 +24,11 @@ def test_english_only_models_are_given_no_language(english, clips):
     assert heard[0].text == plain_transformers(model, processor, clips[3].audio)
 
 
-def test_log_mels_and_stored_features_give_the_same_text(multilingual, clips, tmp_path):
+def test_log_mels_give_the_same_text_as_files(multilingual, clips):
     model, processor = multilingual
     paths = [c.audio for c in clips[:3]]
     expected = transcribe(model, processor, paths, language="fr")
-    cache = FeatureStore(tmp_path, processor.feature_extractor)
     mels = [log_mel(load_audio(path), processor.feature_extractor) for path in paths]
-    assert transcribe(model, processor, paths, language="fr", features=cache) == expected
     assert transcribe(model, processor, mels, language="fr") == expected
 
 
@@ -159,15 +156,14 @@ def test_cropped_clips_are_encoded_at_few_lengths_near_their_own(multilingual, c
 
 @pytest.mark.parametrize("audio_context", AUDIO_CONTEXTS)
 def test_pieces_of_long_recordings_stay_in_order(multilingual, audio_file, clips, tmp_path, audio_context):
-    """The last piece, which is short, may be decoded before the others; whatever is stored."""
+    """The last piece, which is short, may be decoded before the others."""
     model, processor = multilingual
     long = audio_file(tmp_path / "long.wav", seconds=10.5)
     waveform = load_audio(long)
     pieces = [log_mel(waveform[at : at + 80_000], processor.feature_extractor) for at in (0, 80_000, 160_000)]
     arguments = {"language": "fr", "audio_context": audio_context}
     alone = [transcribe(model, processor, [mel], **arguments)[0].text for mel in pieces]
-    cache = FeatureStore(tmp_path / "cache", processor.feature_extractor)
-    heard = transcribe(model, processor, [clips[0].audio, long], batch_size=2, features=cache, **arguments)
+    heard = transcribe(model, processor, [clips[0].audio, long], batch_size=2, **arguments)
     assert heard[1].text == " ".join(filter(None, alone)) and alone[-1] not in alone[:-1]
 
 

@@ -39,7 +39,7 @@ from whisper_tuner.data.formats.rows import (
     kind_of_folder,
 )
 from whisper_tuner.errors import DataError, MissingProgram
-from whisper_tuner.files import beside, is_file
+from whisper_tuner.files import beside, is_audio, is_file
 from whisper_tuner.hub import ADAPTER_CONFIG, PICKLED, SAFETENSORS
 from whisper_tuner.text import counted
 
@@ -203,7 +203,9 @@ def _unknown(place: Place, what: str, tried: Sequence[str] = ()) -> DataError:
     why = "".join(f"\n  {one}" for one in tried[:SHOWN]) + f"\n  and {len(tried) - SHOWN} more" * (len(tried) > SHOWN)
     above = _tables_above(place.path)
     such = f" (in the folder above lies {above[0]})" if above else ""
-    remedy = f"Name the file that lists your recordings{such}, or save their texts as SRT."
+    audio = next((file.stem for file in place.files if is_audio(file)), "")
+    remedy = f"Put the text of each recording beside it ({audio}.txt), or name" if audio else "Name"
+    remedy += f" the file that lists your recordings{such}."
     remedy = remedy if place.files else f"Put your recordings and their texts there, or name another folder{such}."
     return DataError(f"{place.path} {what}: {holds}{why}", remedy=f"{remedy} docs/data.md shows every layout.")
 
@@ -214,6 +216,9 @@ def _tables_above(folder: Path) -> list[str]:
     for name in sorted(beside(folder.absolute())):
         match = lists.STEM.fullmatch(Path(name).stem)
         kind = KIND_OF[match[2].lower()] if match else ""
+        # A table of the folder next to this one's, such as the lists that `train` writes, is about other recordings.
+        if match and match[1] not in ("", folder.name) and (folder.parent / match[1]).is_dir():
+            continue
         if Path(name).suffix.lower() in lists.TABLES and not name.startswith((".", "~$")) and kind in ("", "train"):
             found.append((kind, name))  # "~$" begins what Excel writes while a file is open
     return [name for _, name in sorted(found)]

@@ -934,17 +934,20 @@ def test_a_json_that_is_not_whispers_does_not_count_beside_texts(tmp_path, clip,
         (["texts.csv", "a-texts-test.csv", "a-texts-train.csv", "package.json", "~$texts.xlsx"], "texts.csv"),
         (["dev.tsv", "train.tsv"], "train.tsv"),
         (["dev.tsv", "notes.md"], ""),
+        (["other/b.wav", "other-train.csv"], ""),
     ],
 )
 def test_recordings_without_texts_are_told_of_a_table_in_the_folder_above(tmp_path, names, named):
     """None that is there to validate or test with."""
-    (tmp_path / "voice").mkdir()
+    for folder in ("voice", "other"):
+        (tmp_path / folder).mkdir()
     for name in ("voice/a.wav", *names):
         (tmp_path / name).touch()
     with pytest.raises(DataError) as caught:
         parts_of(tmp_path / "voice")
     said = f"(in the folder above lies {named})"
     assert said in caught.value.remedy if named else "folder above" not in caught.value.remedy
+    assert caught.value.remedy.startswith("Put the text of each recording beside it (a.txt), or name the file")
 
 
 def test_a_model_given_as_data_is_told(tmp_path, clip):
