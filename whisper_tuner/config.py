@@ -53,12 +53,15 @@ class Profile:
     )
     also_train: tuple[str, ...] = setting(
         (),
-        "other training clips, so that less is forgotten: names of [dataset:NAME], or lists; NAME*0.2 takes a fifth",
+        "other training clips, so that less is forgotten: names of [dataset:NAME], or lists; NAME*0.2 takes a fifth. "
+        "Without this key: of what `keeps` names, where it has training clips, a quarter as many as the profile's own; "
+        "empty: none",
         example="english*0.2",
     )
     keeps: tuple[str, ...] = setting(
         (),
-        "what the model is still to know: names of [dataset:NAME], or lists of clips; WER is measured on them, too",
+        "what the model is still to know: names of [dataset:NAME], or lists of clips; WER is measured on them, too, "
+        "and some of their training clips are trained (also_train)",
         example="english",
     )
     terms: Path | None = setting(

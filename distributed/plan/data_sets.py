@@ -38,27 +38,33 @@ def checked_data(
         read_terms(profile.terms)
     with show_status("reading the manifests, and the headers of the audio"):
         checked = check_data(profile, run_dir, PROJECT / STORE)
+        own = len(checked["train"].samples)
         for other in job.added:
-            checked["train"] = _with_more(checked, other, profile)
+            checked["train"] = _with_more(checked, other, profile, other.most * own)
         kept = [_checked_kept(one, profile, checked["train"]) for one in job.keeps]
     check_files(model_folder(profile.base_model, show=True))  # a download may take long: in sight, before any worker
     return checked, kept
 
 
-def _with_more(checked: Mapping[str, Manifest], other: OtherSet, profile: Profile) -> Manifest:
-    """Return the training clips with a share of another set's, drawn by the profile's seed. Raises DataError."""
+def _with_more(checked: Mapping[str, Manifest], other: OtherSet, profile: Profile, most: float) -> Manifest:
+    """Return the training clips with a share of another set's, at most so many, drawn by the profile's seed.
+
+    Raises DataError.
+    """
     train = checked["train"]
     limit = token_limit(profile.base_model, language=other.language, task=profile.task)
     found = _usable(trainable(_read(other, profile, "train"), limit), profile)
     known = {sample.audio for sample in train.samples}
     new = [sample for sample in found.samples if sample.audio not in known]
-    drawn = sorted(Random(profile.seed).sample(range(len(new)), math.ceil(other.share * len(new))))
+    count = math.ceil(min(other.share * len(new), most))
+    drawn = sorted(Random(profile.seed).sample(range(len(new)), count))
     language = other.language if other.language != profile.language else ""
     more = tuple(
         dataclasses.replace(clip, id=f"{other.name}-{clip.id}", language=clip.language or language)
         for clip in (new[at] for at in drawn)
     )
-    notes = [f"{other.name}: {counted(len(more), 'clip')} of {len(found.samples)} are trained as well (also_train)"]
+    what = f"{other.name}: {counted(len(more), 'clip')} of {len(found.samples)} are trained as well (also_train)"
+    notes = [f"{what}, so that less is forgotten"] if more else []
     notes += [f"{found.path.name}: {described(found.problems)}"] if found.problems else []
     tested = [manifest for kind, manifest in checked.items() if kind != "train"]
     drawn_set = dataclasses.replace(found, samples=more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 import urllib.parse
 from collections.abc import Sequence
@@ -19,6 +20,9 @@ from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.files import expanded
 
+# Of the profile's own clips, so many of the sets to keep: what they lose is then a twentieth of it, and nothing else is
+# worse (benchmarks/quality.py).
+REHEARSED = 0.25
 BESIDE = "beside train"  # where a test set was found that no section names
 # Why a host leaves a run by itself, see distributed/worker/in_use.py, and how that is told.
 YIELD_WHEN = {"battery": "on battery", "busy": "its processor is busy with other programs"}
@@ -67,7 +71,8 @@ class Distribution:
 class OtherSet:
     """Clips beside the profile's own: of Profile.also_train, or the test clips of one of Profile.keeps.
 
-    language: of its speech, if the model has to be told. share: of its clips, from 0 to 1.
+    language: of its speech, if the model has to be told. share: of its clips, from 0 to 1. most: at most so many times
+    the profile's own clips.
     """
 
     name: str
@@ -75,6 +80,7 @@ class OtherSet:
     language: str
     reading: Reading
     share: float = 1.0
+    most: float = math.inf
 
     @property
     def folder(self) -> str:
@@ -200,11 +206,13 @@ def _build(config: ConfigFile, name: str, section: Resolved, inherited: Resolved
             what = f"{origin[key]}: {key} = {merged.values[key]}: there are no validation clips to go by"
             remedy = "Name some with `validation =`, or make them: multimac data import SOURCE --out NAME --split"
             raise ConfigError(what, remedy=f"{remedy}. Or remove {key}.")
+    keeps = _others(config, profile.keeps, merged, "keeps", "test")
+    added = _others(config, profile.also_train, merged, "also_train", "train")
     return Job(
         name=name,
         profile=profile,
-        added=_others(config, profile.also_train, merged, "also_train", "train"),
-        keeps=_others(config, profile.keeps, merged, "keeps", "test"),
+        added=added if "also_train" in merged.values else _rehearsed(config, keeps, merged),
+        keeps=keeps,
         distribution=distribution,
         strategy_settings=settings,
         origin=origin,
@@ -221,6 +229,16 @@ def _others(config: ConfigFile, texts: Sequence[str], trained: Resolved, key: st
             raise ConfigError(what, remedy="Give them sections with other names: [dataset:NAME].")
         found[other.name.casefold()] = other
     return tuple(found.values())
+
+
+def _rehearsed(config: ConfigFile, keeps: Sequence[OtherSet], trained: Resolved) -> tuple[OtherSet, ...]:
+    """Return what is trained of the sets to keep where nobody says it: of those that have training clips as well."""
+    found = []
+    for kept in keeps:
+        if config.has("dataset", kept.name) and "train" in config.section("dataset", kept.name).values:
+            other = _other(config, kept.name, trained, "keeps", "train")
+            found += [other] if other.clips.exists() else []
+    return tuple(dataclasses.replace(other, most=REHEARSED / len(found)) for other in found)
 
 
 def _other(config: ConfigFile, text: str, trained: Resolved, key: str, kind: str) -> OtherSet:

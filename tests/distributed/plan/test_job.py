@@ -178,6 +178,20 @@ def test_what_a_model_is_to_keep_is_a_data_set_or_a_list(job, tmp_path):
         job(KEEPS.replace("keeps = english", "keeps = englisch"))
 
 
+def test_of_what_a_model_is_to_keep_some_is_trained_unless_the_profile_says_otherwise(job, tmp_path):
+    """Where it has training clips: `spoken` and the list have none."""
+    (tmp_path / "en").mkdir()
+    for name in ("train", "test"):
+        (tmp_path / "en" / f"{name}.csv").write_text("id,audio_path,transcription\n")
+    [english] = job(KEEPS).added
+    assert (english.name, english.clips, english.language) == ("english", tmp_path / "en/train.csv", "en")
+    assert (english.share, english.most) == (1.0, 0.25)
+    assert job(KEEPS.replace("language = fr", "language = fr\nalso_train =")).added == ()
+    (tmp_path / "en/train.csv").unlink()
+    (tmp_path / "en/test.csv").rename(tmp_path / "spoken.csv")
+    assert job(KEEPS.replace("keeps = english, spoken, en/test.csv", "keeps = spoken")).added == ()
+
+
 def test_two_sets_of_one_name_are_refused(job, tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder / "en").mkdir(parents=True)

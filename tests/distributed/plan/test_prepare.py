@@ -1,4 +1,5 @@
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -248,10 +249,13 @@ def test_a_share_of_another_set_is_trained_with_its_own_names_and_language(folde
     more = samples[CLIPS["train"] :]
     assert len(more) == 6 and {sample.language for sample in more} == {"en"}  # the run's own clips are not added again
     assert all(sample.id.startswith("bundled-validation-") for sample in more)
-    assert "bundled: 6 clips of 30 are trained as well (also_train)" in prepared.manifests["train"].notes
+    told = "bundled: 6 clips of 30 are trained as well (also_train), so that less is forgotten"
+    assert told in prepared.manifests["train"].notes
     dealt = [sample.id for shard in prepared.shards for sample in shard]
     assert sorted(dealt) == sorted(sample.id for sample in samples)
     [listing] = [item for item in prepared.items["twin"] if item.remote.endswith("/train.csv")]
     assert [s.id for s in load_manifest(listing.local, check_audio=False).samples] == [s.id for s in samples]
     again = prepare_run(dataclasses.replace(job, added=added), run_dir, hosts=PAIR)
     assert again.manifests["train"].samples == prepared.manifests["train"].samples
+    few = dataclasses.replace(job, added=(dataclasses.replace(other, most=0.05),))  # of the run's own clips
+    assert len(prepare_run(few, run_dir).manifests["train"].samples) == CLIPS["train"] + math.ceil(CLIPS["train"] / 20)
