@@ -120,8 +120,10 @@ def this_master() -> list[str]:
 
 
 def taken(host: str, master: str, folder: str) -> HostError:
-    wait = "Wait until its run has ended, or two minutes if none begins; another checkout on this machine is one, too."
-    what = f"{master}, another master, is working in {folder}"
+    wait = "Wait until its run has ended, or two minutes if none begins."
+    is_here = master == socket.gethostname()
+    who = "another checkout, on this machine," if is_here else f"{master}, another master,"
+    what = f"{who} is working in {folder}"
     return HostError(host, what, remedy=f'{wait} Or give this host another "project_path" in the hosts file.')
 
 
