@@ -254,10 +254,11 @@ def test_only_what_is_waited_for_counts_as_time_and_all_bytes_count(monkeypatch)
 
     result, (hidden, waited), steps, numel = run_threads(2, rank_main)[0]
     assert (hidden["step"], waited["step"]) == (10, 12)
-    assert hidden["seconds"] < 0.15 and waited["seconds"] > 0.15
-    assert hidden["seconds_travelling"] > 0.15 and "seconds_travelling" not in waited
+    assert waited["seconds"] > 0.2 and "seconds_travelling" not in waited
+    assert 0.2 < hidden["seconds_travelling"] > hidden["seconds"]
     assert waited["bytes"] == 4 * (numel + 2) + 8 and hidden["bytes"] == waited["bytes"] + 4  # a digest; who stops
-    assert result.seconds_communicating < 0.8 and sum(step["bytes"] for step in steps) == 2 * waited["bytes"] + 4
+    assert result.seconds_communicating < hidden["seconds"] + hidden["seconds_travelling"] + waited["seconds"]
+    assert sum(step["bytes"] for step in steps) == 2 * waited["bytes"] + 4
 
 
 def test_what_needs_all_ranks_at_one_point_is_waited_for():
