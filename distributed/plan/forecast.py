@@ -51,15 +51,21 @@ class Speed:
     @property
     def costs(self) -> tuple[float, float]:
         """Return the seconds of a step beside its clips, and those of each clip."""
+        return self.costs_near(max(self.sizes)[0])
+
+    def costs_near(self, clips: float) -> tuple[float, float]:
+        """Return these for a step of about so many clips: one that is larger may take more for each, or be alone."""
         (few, short), (many, long) = min(self.sizes), max(self.sizes)
         each = (long - short) / (many - few) if many > few else 0.0
-        beside = short - each * few
-        return (beside, each) if each > 0 and beside > 0 else (0.0, long / many)  # of one size nothing is beside them
+        if each > 0 and (beside := short - each * few) > 0:
+            return beside, each
+        size, seconds = min(self.sizes, key=lambda measured: abs(measured[0] - clips))
+        return 0.0, seconds / size
 
 
 def step_seconds(speeds: Sequence[Speed], clips: float) -> float:
     """Return the seconds of a step of all hosts together, its clips divided so that all end at the same time."""
-    costs = [speed.costs for speed in speeds]
+    costs = [speed.costs_near(clips / len(speeds)) for speed in speeds]
     together = (clips + sum(beside / each for beside, each in costs)) / sum(1 / each for _, each in costs)
     return max(together, *(beside for beside, _ in costs))
 

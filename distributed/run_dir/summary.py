@@ -309,7 +309,8 @@ def figures(events: RunEvents) -> dict[str, Any]:
     for attempt in events.attempts:  # what a resumed run did again replaces what it had done before
         if attempt.steps:
             first = min(step.step for step in attempt.steps)
-            steps = [step for step in steps if step.step < first]
+            own = _went_on_with(attempt)
+            steps = [step for step in steps if step.step < own.get(step.host, first)]
             others = [event for event in others if not event.step or event.step < first]
             others = [event for event in others if event.when != "after"]  # WER of a model that is trained further
         steps += attempt.steps
@@ -405,6 +406,12 @@ def _by_host(events: Iterable[Event]) -> dict[str, list[Event]]:
     for event in events:
         found.setdefault(event.host or "", []).append(event)
     return found
+
+
+def _went_on_with(attempt: Attempt) -> dict[str | None, int]:
+    """Return the first step of each host that a resumed run began with: they may have been stopped in other ones."""
+    begun = min(step.time for step in attempt.steps)
+    return {event.host: event.step + 1 for event in attempt.of_type("resume") if event.time <= begun}
 
 
 def _host(name: str, own: Sequence[Attempt], kept: Sequence[Event]) -> HostFigures:

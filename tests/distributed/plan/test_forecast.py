@@ -47,6 +47,8 @@ def test_a_step_of_several_is_divided_so_that_they_end_together():
     unknown = Speed(host="c", problem="gone")
     assert step_of_all([FAST, unknown], 4) == step_seconds([FAST], 2) and step_of_all([unknown], 4) is None
     assert step_seconds([FAST, SLOW], 0.1) == pytest.approx(0.5)  # what is beside the clips stays
+    crowded = Speed(host="d", sizes=[[8, 8.0], [4, 1.0]])  # its memory is short for 8
+    assert (step_seconds([crowded], 8), step_seconds([crowded, crowded], 8)) == (8.0, 1.0)
 
 
 def test_of_several_the_link_is_waited_for_at_each_step_or_once_a_round(job):

@@ -139,6 +139,15 @@ def test_curves_are_means_over_hosts_and_steps_made_again_replace_the_old_ones(h
     assert [(host.name, host.clips) for host in found["per_host"]] == [("a", 8), ("b", 4)]
 
 
+def test_hosts_that_were_stopped_in_different_steps_keep_their_own(history):
+    first = [step("a", 1), step("b", 1), step("a", 2)]
+    at = {"a": 2, "b": 1}
+    resumes = [{"time": 11.9, "type": "resume", "host": h, "step": s, "round": 0, "epoch": 0} for h, s in at.items()]
+    found = figures(history(BEGIN, *first, BEGIN, *resumes, step("b", 2), step("a", 3), step("b", 3), END))
+    assert [(host.name, host.steps, host.clips) for host in found["per_host"]] == [("a", 3, 12), ("b", 3, 12)]
+    assert (found["steps"], found["clips"]) == (3, 24)
+
+
 def test_readings_of_machines_change_no_figure_and_a_host_shows_the_latest(history, tmp_path):
     told = [{"time": 3.0 + n, "type": "machine", "host": "a", "cpu": n, "on_mains": False} for n in range(3)]
     found = history(BEGIN, step("a", 1), *told, END)
