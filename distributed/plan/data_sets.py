@@ -16,6 +16,7 @@ from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.data.labels import token_limit
 from whisper_tuner.data.splitting import repeated_note
 from whisper_tuner.errors import ConfigError, DataError
+from whisper_tuner.files import shown
 from whisper_tuner.hub import check_files, check_model, model_folder
 from whisper_tuner.text import counted
 
@@ -41,7 +42,9 @@ def checked_data(
         own = len(checked["train"].samples)
         for other in job.added:
             checked["train"] = _with_more(checked, other, profile, other.most * own)
-        kept = [_checked_kept(one, profile, checked["train"]) for one in job.keeps]
+        of_which = job.keeps if "also_train" in job.origin else job.added  # who has the key knows what it says
+        trained = {other.name for other in of_which}
+        kept = [_checked_kept(one, profile, checked["train"], is_trained=one.name in trained) for one in job.keeps]
     check_files(model_folder(profile.base_model, show=True))  # a download may take long: in sight, before any worker
     return checked, kept
 
@@ -65,7 +68,7 @@ def _with_more(checked: Mapping[str, Manifest], other: OtherSet, profile: Profil
     )
     what = f"{other.name}: {counted(len(more), 'clip')} of {len(found.samples)} are trained as well (also_train)"
     notes = [f"{what}, so that less is forgotten"] if more else []
-    notes += [f"{found.path.name}: {described(found.problems)}"] if found.problems else []
+    notes += [f"{shown(found.path)}: {described(found.problems)}"] if found.problems else []
     tested = [manifest for kind, manifest in checked.items() if kind != "train"]
     drawn_set = dataclasses.replace(found, samples=more)
     notes += [note for manifest in tested if (note := repeated_note(drawn_set, manifest))]
@@ -89,8 +92,11 @@ def _usable(manifest: Manifest, profile: Profile) -> Manifest:
     return manifest
 
 
-def _checked_kept(kept: OtherSet, profile: Profile, train: Manifest) -> Manifest:
-    """Return the test clips of a set to keep. Raises DataError."""
+def _checked_kept(kept: OtherSet, profile: Profile, train: Manifest, *, is_trained: bool) -> Manifest:
+    """Return the test clips of a set to keep. is_trained: no word of its training clips is needed. Raises DataError."""
     manifest = _usable(_read(kept, profile, "test"), profile)
-    note = repeated_note(train, manifest)
-    return dataclasses.replace(manifest, notes=(*manifest.notes, note)) if note else manifest
+    language = f"its language is taken to be {kept.language}, and " if kept.is_list and kept.language else ""
+    section = f"Write a [dataset:NAME] with {'language, ' * kept.is_list}train and test to say otherwise."
+    untrained = f"{kept.name}: {language}none of it is trained, so that it may be forgotten. {section}"
+    notes = [repeated_note(train, manifest), "" if is_trained else untrained]
+    return dataclasses.replace(manifest, notes=(*manifest.notes, *filter(None, notes)))

@@ -72,7 +72,7 @@ class OtherSet:
     """Clips beside the profile's own: of Profile.also_train, or the test clips of one of Profile.keeps.
 
     language: of its speech, if the model has to be told. share: of its clips, from 0 to 1. most: at most so many times
-    the profile's own clips.
+    the profile's own clips. is_list: it has no section of its own.
     """
 
     name: str
@@ -81,6 +81,7 @@ class OtherSet:
     reading: Reading
     share: float = 1.0
     most: float = math.inf
+    is_list: bool = False
 
     @property
     def folder(self) -> str:
@@ -258,7 +259,7 @@ def _other(config: ConfigFile, text: str, trained: Resolved, key: str, kind: str
         remedy = f"Write {named}" + (f"*0.2 without spaces, or {named} for all of it." if key != "keeps" else ".")
         raise ConfigError(what, remedy=remedy)
     path = config.path.parent / expanded(name)
-    if not config.has("dataset", name) and path.exists():
+    if is_list := not config.has("dataset", name) and path.exists():
         own = Resolved(name, {kind: name}, {kind: place})
         name = f"{path.parent.name}-{path.stem}".strip("-")
     else:
@@ -273,7 +274,7 @@ def _other(config: ConfigFile, text: str, trained: Resolved, key: str, kind: str
     if not clips:
         what = f"{place}: {key} = {text}: it has no {'test' if kind == 'test' else 'training'} clips"
         raise ConfigError(what, remedy=f"Give [dataset:{name}] a list of clips: {kind} = ...")
-    return OtherSet(name=name, clips=clips, language=profile.language, reading=reading, share=share)
+    return OtherSet(name=name, clips=clips, language=profile.language, reading=reading, share=share, is_list=is_list)
 
 
 def _wrong_setting(

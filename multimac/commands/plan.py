@@ -282,8 +282,10 @@ def _show(console: Console, job: Job, known: Known, ways: Sequence[Way], best: W
         console.print(f"{number}: {', '.join(way.forecast.hosts)}; {held} by {way.held_back_by}", soft_wrap=True)
     if is_choice:
         console.print("speed-up: over the fastest machine alone", soft_wrap=True)
-    if any(way.forecast.parts != way.forecast.measured for way in ways):
-        console.print("corrected by what the last run on the same hosts took", soft_wrap=True)
+    corrected = [part for part in PARTS if any(way.forecast.parts[part] != way.forecast.measured[part] for way in ways)]
+    if corrected:
+        told = f"{' and '.join(corrected)}: corrected by what the last run on the same hosts took"
+        console.print(told, soft_wrap=True)
     count = len(best.forecast.hosts)
     where = f"on {counted(count, 'machine')}" if count > 1 else "on this machine alone"
     soonest = f"The model is there soonest, or nearly, {where}" if is_choice else "To train it"

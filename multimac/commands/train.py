@@ -298,7 +298,8 @@ def _announce(
         for note in manifest.notes:
             console.print(note, style="yellow", soft_wrap=True)
         if manifest.problems:
-            console.print(f"{manifest.path.name}: {described(manifest.problems)}", soft_wrap=True)
+            name = shown(manifest.path) if manifest in prepared.kept else manifest.path.name
+            console.print(f"{name}: {described(manifest.problems)}", soft_wrap=True)
     if not job.profile.test:
         one_of_each = {clip.audio.parent: clip.audio for clip in prepared.manifests["train"].samples}
         outside = outside_of(job.profile.train, one_of_each.values())

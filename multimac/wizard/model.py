@@ -225,12 +225,16 @@ def ask_language(questions: Questions, draft: Draft, console: Console) -> str:
             if "model" not in questions.answers:
                 remedy = f"{remedy} If it is not en, give --model too: {model}, which is English-only, or another one."
             raise ConfigError("the language of the speech is stated nowhere", remedy=remedy)
+        refused = ""
         while not is_multilingual(draft.model):
             message = f"{short_name(draft.model.base_model)} is English-only, and your recordings are {name}: train it"
             is_asked = questions.interactive and code not in ("", "en")
-            if not is_asked or questions.confirm("english_only", f"{message} all the same?", False):
+            if not is_asked or questions.confirm(
+                "english_only", f"{message} all the same?", draft.model.base_model == refused
+            ):
                 console.print(f"{english_only(draft.model.base_model)} Texts are compared as {name}.", markup=False)
                 break
+            refused = draft.model.base_model  # who chooses it once more means it
             draft.model = ask_model(questions, draft.config, None, console, near=draft.data.source)
         return code
     # That of the data's section, else of the data itself, else what the profile inherits.

@@ -257,5 +257,10 @@ def test_a_share_of_another_set_is_trained_with_its_own_names_and_language(folde
     assert [s.id for s in load_manifest(listing.local, check_audio=False).samples] == [s.id for s in samples]
     again = prepare_run(dataclasses.replace(job, added=added), run_dir, hosts=PAIR)
     assert again.manifests["train"].samples == prepared.manifests["train"].samples
+    untold = dataclasses.replace(job, keeps=(dataclasses.replace(other, is_list=True),))
+    [kept] = prepare_run(untold, run_dir).kept
+    told = "bundled: its language is taken to be en, and none of it is trained, so that it may be forgotten."
+    assert any(note.startswith(told) for note in kept.notes)
+    assert prepare_run(dataclasses.replace(untold, origin=job.origin | {"also_train": ""}), run_dir).kept[0].notes == ()
     few = dataclasses.replace(job, added=(dataclasses.replace(other, most=0.05),))  # of the run's own clips
     assert len(prepare_run(few, run_dir).manifests["train"].samples) == CLIPS["train"] + math.ceil(CLIPS["train"] / 20)

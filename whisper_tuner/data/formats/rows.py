@@ -121,16 +121,16 @@ class AudioNames:
 
     def _respelled(self, name: str) -> Path | None:
         spelled = expanded(name.replace("\\", "/"))
-        # With another extension only if no folder has it with its own.
-        tries = ((folder, loosely) for loosely in (False, True) for folder in self._folders)
-        looked = ((folder, self._look(folder / spelled, loosely)) for folder, loosely in tries)
-        folder, found = next((each for each in looked if each[1]), (None, None))
+        inside = self._inside
+        folder, found = self._first(spelled, inside)
         if not found:
             deeper = [(folder, file) for folder in self._deeper if (file := self._look(folder / spelled, False))]
             if len(deeper) > 1:
                 several = " or ".join(f"{folder.name}/{spelled}" for folder, _ in deeper)
                 raise BadRow(Kind.NO_AUDIO, f"{name} may be {several}: write its folder, too")
             folder, found = next(iter(deeper), (None, None))
+        if not found:  # only then beside it: there may lie other recordings with the same names
+            folder, found = self._first(spelled, [folder for folder in self._folders if folder not in inside])
         if not (folder and found):
             return None
         if "\\" in name:
@@ -141,10 +141,20 @@ class AudioNames:
             self.changed[_difference(_form(spelled.name), _form(found.name))] += 1
         return found
 
+    def _first(self, spelled: Path, folders: Sequence[Path]) -> tuple[Path | None, Path | None]:
+        """The first of some folders that has it, and it; with another extension only if none has it with its own."""
+        tries = ((folder, loosely) for loosely in (False, True) for folder in folders)
+        looked = ((folder, self._look(folder / spelled, loosely)) for folder, loosely in tries)
+        return next((each for each in looked if each[1]), (None, None))
+
+    @property
+    def _inside(self) -> list[Path]:
+        return [folder for folder in self._folders if folder.is_relative_to(self._folders[0])]
+
     @cached_property
     def _deeper(self) -> list[Path]:
         """The folders in the first one, and in those of `folders` below it; none that is of a part by its name."""
-        inside = [folder for folder in self._folders if folder.is_relative_to(self._folders[0]) and folder.is_dir()]
+        inside = [folder for folder in self._inside if folder.is_dir()]
         found = (Path(entry.path) for folder in inside for entry in os.scandir(folder) if entry.is_dir())
         return [
             one for one in sorted(found) if not (one.name.startswith(".") or kind_of_folder(one.name) or one in inside)

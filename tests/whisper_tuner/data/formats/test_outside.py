@@ -167,3 +167,17 @@ def test_the_wizard_asks(tmp_path, theirs, private, answer):
         made = bring_in(asking, source, Console(quiet=True))
         assert [sample.text for sample in load_manifest(made["train"]).samples] == ["Theirs."]
     assert asking.taken["outside"] == answer and asking.cut == [tmp_path / "out"]
+
+
+def test_recordings_below_a_list_come_before_those_of_a_folder_beside_it(tmp_path, audio_file):
+    for name in ("mine/list/ton/001.wav", "mine/recordings/001.wav", "mine/recordings/002.wav"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        audio_file(tmp_path / name, seconds=1.0)
+    source, out = tmp_path / "mine/list", tmp_path / "out"
+    (source / "list.csv").write_text("file,text\n001.wav,One.\n")
+    [train] = import_source(source / "list.csv", out)
+    assert len(train.samples) == 1
+    (source / "more.csv").write_text("file,text\n002.wav,Two.\n")
+    with pytest.raises(OutsideAudio):
+        import_source(source / "more.csv", tmp_path / "refused")
+    import_source(source / "list.csv", tmp_path / "refused")  # nothing was put there
