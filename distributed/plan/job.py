@@ -20,8 +20,8 @@ from whisper_tuner.data.formats.rows import Reading
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.files import expanded
 
-# Of the profile's own clips, so many of the sets to keep. Measured (quality: tiny.en on fr): WER on English rises by 1.5
-# points, where it rises by 32.5 without them, and WER on French is no worse.
+# Of the profile's own clips, so many of the sets to keep. Measured (quality: tiny.en on fr): WER on English rises by
+# 1.5 points, where it rises by 32.5 without them, and WER on French is no worse.
 REHEARSED = 0.25
 BESIDE = "beside train"  # where a test set was found that no section names
 # Why a host leaves a run by itself, see distributed/worker/in_use.py, and how that is told.
