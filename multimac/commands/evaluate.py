@@ -102,18 +102,8 @@ def evaluate(
     folders = folders_of(chosen, manifests, out, other_way, asked, keeps, fewer)
     _announce(console, chosen, manifests)
     with working(console, "loading torch") as tell:
-        from exogym import device as devices
-        from whisper_tuner.eval.evaluation import FALLBACK, GREEDY
-        from whisper_tuner.eval.text_cache import Decoding
-
+        decoding = _decoding(*asked, audio_context, fallback=fallback)
         check_models(chosen, tell)
-    decoding = Decoding(
-        device=devices.choose().type,
-        language=asked[0],
-        task=asked[1],
-        audio_context=audio_context,
-        temperatures=FALLBACK if fallback else GREEDY,
-    )
     results: list[Measured] = []
     ways = {model: _ways(decoding, model, chosen, manifests, keeps) for model in chosen}
     if data and not asked[0]:
@@ -136,6 +126,20 @@ def _announce(console: Console, chosen: Sequence[Candidate], manifests: Sequence
         fetch_model(model.path)
         if said := unfinished(model.path):
             console.print(said, style="yellow", markup=False, soft_wrap=True)
+
+
+def _decoding(language: str, task: str, audio_context: str, *, fallback: bool) -> Decoding:
+    from exogym import device as devices
+    from whisper_tuner.eval.evaluation import FALLBACK, GREEDY
+    from whisper_tuner.eval.text_cache import Decoding
+
+    return Decoding(
+        device=devices.choose().type,
+        language=language,
+        task=task,
+        audio_context=audio_context,
+        temperatures=FALLBACK if fallback else GREEDY,
+    )
 
 
 def _ways(
