@@ -54,8 +54,8 @@ class Profile:
     also_train: tuple[str, ...] = setting(
         (),
         "other training clips, so that less is forgotten: names of [dataset:NAME], or lists; NAME*0.2 takes a fifth. "
-        "Without this key: of what `keeps` names, where it has training clips, a quarter as many as the profile's own; "
-        "empty: none",
+        "Without this key: of what `keeps` names, where it has training clips, up to a quarter as many as the "
+        "profile's own; empty: none",
         example="english*0.2",
     )
     keeps: tuple[str, ...] = setting(

@@ -122,7 +122,8 @@ def this_master() -> list[str]:
 def taken(host: str, master: str, folder: str) -> HostError:
     wait = "Wait until its run has ended, or two minutes if none begins."
     is_here = master == socket.gethostname()
-    who = "another checkout, on this machine," if is_here else f"{master}, another master,"
+    here = f"another checkout on this machine, or another machine called {master},"
+    who = here if is_here else f"{master}, another master,"
     what = f"{who} is working in {folder}"
     return HostError(host, what, remedy=f'{wait} Or give this host another "project_path" in the hosts file.')
 

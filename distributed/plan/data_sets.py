@@ -41,7 +41,14 @@ def checked_data(
         checked = check_data(profile, run_dir, PROJECT / STORE)
         own = len(checked["train"].samples)
         for other in job.added:
-            checked["train"] = _with_more(checked, other, profile, other.most * own)
+            try:
+                checked["train"] = _with_more(checked, other, profile, other.most * own)
+            except DataError as error:
+                if "also_train" in job.origin:
+                    raise
+                what = f"{other.name}: none of it is trained, so that it may be forgotten: {str(error).splitlines()[0]}"
+                train = checked["train"]  # nobody has asked for these clips
+                checked["train"] = dataclasses.replace(train, notes=(*train.notes, what))
         of_which = job.keeps if "also_train" in job.origin else job.added  # who has the key knows what it says
         trained = {other.name for other in of_which}
         kept = [_checked_kept(one, profile, checked["train"], is_trained=one.name in trained) for one in job.keeps]

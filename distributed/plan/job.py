@@ -236,9 +236,9 @@ def _rehearsed(config: ConfigFile, keeps: Sequence[OtherSet], trained: Resolved)
     """Return what is trained of the sets to keep where nobody says it: of those that have training clips as well."""
     found = []
     for kept in keeps:
-        if config.has("dataset", kept.name) and "train" in config.section("dataset", kept.name).values:
-            other = _other(config, kept.name, trained, "keeps", "train")
-            found += [other] if other.clips.exists() else []
+        is_own = not kept.is_list and config.has("dataset", kept.name)
+        if is_own and "train" in config.section("dataset", kept.name).values:
+            found.append(_other(config, kept.name, trained, "keeps", "train"))
     return tuple(dataclasses.replace(other, most=REHEARSED / len(found)) for other in found)
 
 

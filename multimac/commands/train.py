@@ -301,10 +301,12 @@ def _announce(
             name = shown(manifest.path) if manifest in prepared.kept else manifest.path.name
             console.print(f"{name}: {described(manifest.problems)}", soft_wrap=True)
     if not job.profile.test:
-        one_of_each = {clip.audio.parent: clip.audio for clip in prepared.manifests["train"].samples}
+        added = tuple(f"{other.name}-" for other in job.added)
+        own = [clip for clip in prepared.manifests["train"].samples if not clip.id.startswith(added)]
+        one_of_each = {clip.audio.parent: clip.audio for clip in own}
         outside = outside_of(job.profile.train, one_of_each.values())
         source = f"{shlex.quote(str(shown(job.profile.train)))}{allowed(outside)}"
-        can_be_split = len({clip.text for clip in prepared.manifests["train"].samples}) >= PARTS
+        can_be_split = len({clip.text for clip in own}) >= PARTS
         how = f"; to split one off: multimac data import {source} --out NAME --split" if can_be_split else ""
         console.print(f"{NO_TEST}{how}", soft_wrap=True)
     if any(manifest.problems for manifest in prepared.manifests.values()) and not dry_run:

@@ -44,8 +44,8 @@ def watch(
     except OSError as error:
         raise ConfigError(f"port {port}: {error.strerror}", remedy="Leave --port out: a free one is taken.") from None
     print(f"{run_dir.name}: {page.address}", flush=True)
-    if is_running(run_dir):
-        print("Whoever has this address can stop the run.", flush=True)
+    later = "" if is_running(run_dir) else ", if it is resumed"
+    print(f"Whoever has this address can stop the run{later}.", flush=True)
     print("Ctrl-C ends the page, and not the run.", flush=True)
     if browser and not can_open():
         print("No browser can be opened here.", flush=True)

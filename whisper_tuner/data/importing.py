@@ -250,7 +250,7 @@ def _record(source: Path, out: Path, reading: Reading) -> dict:
     except (OSError, ValueError, KeyError, TypeError):
         what = f"{out / RECORD} cannot be read"
         raise ConfigError(what, remedy="Choose a new folder.") from None
-    if not same and written:  # of one that was refused nothing is there
+    if not same and (written or (out / CLIPS).exists()):  # of one that was refused at once nothing is there
         what = f"--out {out} holds the import of {before['source']}"
         raise ConfigError(what, remedy="Choose another folder for this source.")
     return own | {"written": written, "split": was_split}

@@ -54,17 +54,15 @@ class Decoder:
     repeats itself up to the longest text allowed then makes all others of its batch as slow as itself. Here the batch
     is halved once half of it has ended: not earlier, because each size of a batch has its price on Apple's GPU.
 
-    temperature: 0 takes the most probable token, more draws one. seeds: of each row, so that what is drawn for it does
-    not depend on the other rows. no_speech: the token for silence. words: tokens of words that were added to Whisper's
-    vocabulary, behind its timestamps.
+    temperature: 0 takes the most probable token, more draws one, by the same random numbers in each row: so what is
+    drawn for it does not depend on the other rows. no_speech: the token for silence. words: tokens of words that were
+    added to Whisper's vocabulary, behind its timestamps.
     certainties: of each text, after the call.
     """
 
-    def __init__(
-        self, temperature: float = 0, seeds: Sequence[int] = (), no_speech: int | None = None, words: Sequence[int] = ()
-    ):
+    def __init__(self, temperature: float = 0, seed: int = 0, no_speech: int | None = None, words: Sequence[int] = ()):
         self._temperature, self._no_speech, self._words = temperature, no_speech, list(words)
-        self._draws = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self._draws = torch.Generator().manual_seed(seed)
         self.certainties: list[Certainty] = []
 
     def __call__(
@@ -99,7 +97,7 @@ class Decoder:
             scores = output.logits[:, -1].to(copy=True, dtype=torch.float32)
             for process in processors:
                 scores = process(ids, scores)
-            new = self._next(scores, rows)
+            new = self._next(scores)
             summed += scores.log_softmax(-1).gather(1, new)[:, 0]
             ids = torch.cat([ids, new], dim=-1)
             sums = summed.tolist()
@@ -122,13 +120,13 @@ class Decoder:
             self.certainties.append(Certainty(logprobs[row] / (tokens + 1), silence[row]))
         return pad_sequence(texts, batch_first=True, padding_value=generation_config.pad_token_id)
 
-    def _next(self, scores: Tensor, rows: Sequence[int]) -> Tensor:
+    def _next(self, scores: Tensor) -> Tensor:
         """Choose a token for each row [B, 1]."""
         if not self._temperature:
             return scores.argmax(-1, keepdim=True)
         # The least of exponential variables with these rates, which the last bit of a score hardly ever changes: so a
         # text is the same in other batches and on other machines. With sums of probabilities it is not.
-        waits = torch.stack([torch.empty(scores.shape[-1]).exponential_(generator=self._draws[row]) for row in rows])
+        waits = torch.empty(scores.shape[-1]).exponential_(generator=self._draws)
         return (scores / self._temperature - waits.log().to(scores.device)).argmax(-1, keepdim=True)
 
 

@@ -300,7 +300,7 @@ def _heard(
     again = list(range(len(mels)))  # rows
     for temperature in temperatures:
         # Others at each temperature, and for each clip the same: of its log-mel another machine may round the last bit.
-        decoder = decoder_of(temperature, [round(1000 * temperature)] * len(again))
+        decoder = decoder_of(temperature, round(1000 * temperature))
         given: dict[str, Any] = {name: value[again] for name, value in inputs.items()}
         if states is not None:
             given |= {"encoder_outputs": BaseModelOutput(states[again]), "return_timestamps": False}

@@ -103,7 +103,7 @@ def text_normalizers(language: str | None) -> tuple[Normalizer, Normalizer]:
     if language == "en":
         english = EnglishTextNormalizer()
         # It leaves a dot of "..." over, which would count as a word.
-        return (f"whisper-english {release}", lambda text: english(text.replace("...", " "))), ours
+        return (f"whisper-english {release}", lambda text: english(re.sub(r"…|\.\.\.", " ", text))), ours
     basic = f"whisper-basic {release}", BasicTextNormalizer(split_letters=is_split)
     return (ours, basic) if language is None or language in MARKED else (basic, ours)
 

@@ -37,7 +37,7 @@ def test_lists_of_different_length_are_refused():
     ("language", "text", "expected"),
     [
         ("en", "Mr. Smith's colour is twenty-one!", "mister smith is color is 21"),
-        ("en", "Wait... to exit the menu ...", "wait to exit the menu"),
+        ("en", "Wait... to… exit the menu ...", "wait to exit the menu"),
         ("fr", "Déjà, vu !", "déjà vu"),
         (None, "Hello, WORLD.", "hello world"),
         ("ja", "日本", "日 本"),

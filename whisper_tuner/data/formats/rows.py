@@ -93,7 +93,7 @@ def near(path: Path) -> tuple[Path, ...]:
 class AudioNames:
     """Finds audio by name, in the first of `folders` that has it, and within `bounds` if there are any.
 
-    What none of them has is looked for one level deeper, where only one file may fit.
+    What none has that lies below the first one is looked for one level deeper, where only one file may fit.
     changed: how many names were not the file's own, and in what.
     """
 
@@ -121,16 +121,18 @@ class AudioNames:
 
     def _respelled(self, name: str) -> Path | None:
         spelled = expanded(name.replace("\\", "/"))
-        inside = self._inside
-        folder, found = self._first(spelled, inside)
-        if not found:
-            deeper = [(folder, file) for folder in self._deeper if (file := self._look(folder / spelled, False))]
-            if len(deeper) > 1:
-                several = " or ".join(f"{folder.name}/{spelled}" for folder, _ in deeper)
-                raise BadRow(Kind.NO_AUDIO, f"{name} may be {several}: write its folder, too")
-            folder, found = next(iter(deeper), (None, None))
+        outside = [folder for folder in self._folders if folder not in self._inside]
+        folder, found = self._first(spelled, self._inside)
+        deeper = [(one, file) for one in ([] if found else self._deeper) if (file := self._look(one / spelled, False))]
+        if len(deeper) == 1:
+            [(folder, found)] = deeper
         if not found:  # only then beside it: there may lie other recordings with the same names
-            folder, found = self._first(spelled, [folder for folder in self._folders if folder not in inside])
+            folder, found = self._first(spelled, outside)
+        if not found and deeper:
+            several = " or ".join(f"{one.name}/{spelled}" for one, _ in deeper)
+            raise BadRow(Kind.NO_AUDIO, f"{name} may be {several}: write its folder, too")
+        if not found:  # with another extension only if none has it with its own
+            folder, found = self._first(spelled, [*self._inside, *outside], loosely=True)
         if not (folder and found):
             return None
         if "\\" in name:
@@ -141,10 +143,11 @@ class AudioNames:
             self.changed[_difference(_form(spelled.name), _form(found.name))] += 1
         return found
 
-    def _first(self, spelled: Path, folders: Sequence[Path]) -> tuple[Path | None, Path | None]:
-        """The first of some folders that has it, and it; with another extension only if none has it with its own."""
-        tries = ((folder, loosely) for loosely in (False, True) for folder in folders)
-        looked = ((folder, self._look(folder / spelled, loosely)) for folder, loosely in tries)
+    def _first(
+        self, spelled: Path, folders: Sequence[Path], *, loosely: bool = False
+    ) -> tuple[Path | None, Path | None]:
+        """The first of some folders that has it, and it. loosely: also with another extension."""
+        looked = ((folder, self._look(folder / spelled, loosely)) for folder in folders)
         return next((each for each in looked if each[1]), (None, None))
 
     @property
