@@ -46,7 +46,7 @@ def checked_data(
             except DataError as error:
                 if "also_train" in job.origin:
                     raise
-                what = f"{other.name}: none of it is trained, so that it may be forgotten: {str(error).splitlines()[0]}"
+                what = f"{other.name}: none of it is trained, so it may be forgotten: {str(error).splitlines()[0]}"
                 train = checked["train"]  # nobody has asked for these clips
                 checked["train"] = dataclasses.replace(train, notes=(*train.notes, what))
         of_which = job.keeps if "also_train" in job.origin else job.added  # who has the key knows what it says
@@ -103,7 +103,9 @@ def _checked_kept(kept: OtherSet, profile: Profile, train: Manifest, *, is_train
     """Return the test clips of a set to keep. is_trained: no word of its training clips is needed. Raises DataError."""
     manifest = _usable(_read(kept, profile, "test"), profile)
     language = f"its language is taken to be {kept.language}, and " if kept.is_list and kept.language else ""
-    section = f"Write a [dataset:NAME] with {'language, ' * kept.is_list}train and test to say otherwise."
-    untrained = f"{kept.name}: {language}none of it is trained, so that it may be forgotten. {section}"
+    remedy = f"Give [dataset:{kept.name}] a list of clips to train: train = ..."
+    if kept.is_list:
+        remedy = "A [dataset:NAME] with language, train and test says otherwise."
+    untrained = f"{kept.name}: {language}none of it is trained, so it may be forgotten. {remedy}"
     notes = [repeated_note(train, manifest), "" if is_trained else untrained]
     return dataclasses.replace(manifest, notes=(*manifest.notes, *filter(None, notes)))

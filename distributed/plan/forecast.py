@@ -26,7 +26,7 @@ from .job import Job
 FORWARD = 1 / 3  # of a step: validation computes no gradients
 # Of this machine's transcribing, still to come: on a host, torch and the model take half as long to load.
 WORTH_S = 20.0
-LIKELY = 0.5, 2.0  # beyond these, of what was expected: one of the two was measured while the machine was busy
+LIKELY = 0.5, 2.0  # times what was expected; beyond these one of the two was measured on a busy machine
 RATIOS, HEARD = "times of a run 1", "test set with a base model 1"  # kinds of facts
 FACTS = FactStore(PROJECT / STORE / CACHE)
 HERE = Hosts(master=Host(address="this machine"), workers=())
@@ -54,7 +54,10 @@ class Speed:
         return self.costs_near(max(self.sizes)[0])
 
     def costs_near(self, clips: float) -> tuple[float, float]:
-        """Return these for a step of about so many clips: one that is larger may take more for each, or be alone."""
+        """Return these for a step of about so many clips.
+
+        Where larger steps take more for each clip, as where memory is short, the size that was measured nearest counts.
+        """
         (few, short), (many, long) = min(self.sizes), max(self.sizes)
         each = (long - short) / (many - few) if many > few else 0.0
         if each > 0 and (beside := short - each * few) > 0:

@@ -260,7 +260,7 @@ def _show(
             console.print(fitting(console, table))
         unsaid = [count["term"] for count in own[0].record["terms"]["counts"] if not count["said"]] if own else []
         if unsaid:
-            console.print(f"terms in {manifest.path.name}: {told_unsaid(unsaid)}", markup=False, soft_wrap=True)
+            console.print(told_unsaid(unsaid, f" in {manifest.path.name}"), markup=False, soft_wrap=True)
     if kept := dict.fromkeys(one.model.name for one in measured if one.record["cached"]):
         console.print(f"cached, from an earlier evaluation: {', '.join(kept)}", soft_wrap=True)
     console.print(f"transcripts: {PREDICTIONS} in")

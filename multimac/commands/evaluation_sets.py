@@ -84,12 +84,12 @@ def folders_of(
     other_way: str,
     asked: tuple[str, str],
     keeps: Mapping[Path, OtherSet],
-    lacking: Collection[Path],
+    fewer: Collection[Path],
 ) -> dict[tuple[Candidate, Path], Path]:
     """Return the folders for the predictions of each model on each manifest. Raises ConfigError.
 
     other_way: the end of their names, where it is not the usual way to decode, whose predictions stay. asked: language
-    and task; other ones than a model's run has are another way, too. lacking: the runs' own test sets with fewer clips
+    and task; other ones than a model's run has are another way, too. fewer: the runs' own test sets with fewer clips
     than the runs had.
     """
     names, folders = labels([manifest.path for manifest in manifests]), {}
@@ -100,7 +100,7 @@ def folders_of(
             own = (model.origin.language, model.origin.task) if model.origin else asked
             changed = () if path in keeps else zip(asked, own, strict=True)  # those have their own language
             others = "".join(f"-{one}" for one, of_run in changed if one and one != of_run)
-            others += "-fewer" if path in lacking else ""  # what the run has measured stays
+            others += "-fewer" if path in fewer else ""  # what the run has measured stays
             folders[model, path] = folder.with_name(folder.name + other_way + others)
     for folder in folders.values():
         check_writable(folder)

@@ -125,7 +125,7 @@ class Decoder:
         if not self._temperature:
             return scores.argmax(-1, keepdim=True)
         # The least of exponential variables with these rates, which the last bit of a score hardly ever changes: so a
-        # text is the same in other batches and on other machines. With sums of probabilities it is not.
+        # text is nearly always the same in other batches and on other machines. With sums of probabilities it is not.
         waits = torch.empty(scores.shape[-1]).exponential_(generator=self._draws)
         return (scores / self._temperature - waits.log().to(scores.device)).argmax(-1, keepdim=True)
 

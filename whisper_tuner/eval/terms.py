@@ -112,10 +112,10 @@ def shares(counts: Sequence[TermCount]) -> tuple[float | None, float | None]:
     return 100 * found / said if said else None, 100 * found / written if written else None
 
 
-def told_unsaid(terms: Sequence[str]) -> str:
-    """Name terms that no clip of a test set has, so that nothing is known of them; "" for none."""
+def told_unsaid(terms: Sequence[str], where: str = "") -> str:
+    """Name terms that no clip of a test set has, so nothing is known of them; "" for none. where: such as " in it"."""
     more = f" and {len(terms) - MOST_UNSAID} more" if len(terms) > MOST_UNSAID else ""
-    return f"Never said there: {', '.join(terms[:MOST_UNSAID])}{more}." if terms else ""
+    return f"Terms never said{where}: {', '.join(terms[:MOST_UNSAID])}{more}." if terms else ""
 
 
 def write_terms(path: Path, counts: Iterable[TermCount]) -> None:

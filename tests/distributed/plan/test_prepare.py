@@ -259,12 +259,14 @@ def test_a_share_of_another_set_is_trained_with_its_own_names_and_language(folde
     assert again.manifests["train"].samples == prepared.manifests["train"].samples
     untold = dataclasses.replace(job, keeps=(dataclasses.replace(other, is_list=True),))
     [kept] = prepare_run(untold, run_dir).kept
-    told = "bundled: its language is taken to be en, and none of it is trained, so that it may be forgotten."
+    told = "bundled: its language is taken to be en, and none of it is trained, so it may be forgotten."
     assert any(note.startswith(told) for note in kept.notes)
+    [kept] = prepare_run(dataclasses.replace(job, keeps=(other,)), run_dir).kept
+    assert any("Give [dataset:bundled] a list of clips to train: train = ..." in note for note in kept.notes)
     assert prepare_run(dataclasses.replace(untold, origin=job.origin | {"also_train": ""}), run_dir).kept[0].notes == ()
     gone = dataclasses.replace(job, added=(dataclasses.replace(other, clips=run_dir / "gone.csv"),))
     notes = prepare_run(gone, run_dir).manifests["train"].notes  # nobody has asked for these clips
-    assert any(note.startswith("bundled: none of it is trained, so that it may be forgotten: ") for note in notes)
+    assert any(note.startswith("bundled: none of it is trained, so it may be forgotten: ") for note in notes)
     with pytest.raises(DataError):
         prepare_run(dataclasses.replace(gone, origin=job.origin | {"also_train": ""}), run_dir)
     few = dataclasses.replace(job, added=(dataclasses.replace(other, most=0.05),))  # of the run's own clips

@@ -378,7 +378,7 @@ def test_what_a_model_is_to_keep_and_its_terms_are_measured_and_told_everywhere(
         f"Of {the.said} that were said, " in page
         and '<th scope="row"><bdi>the</bdi></th>' in page
         and "<bdi>zeppelin</bdi>" not in page
-        and "Never said there: zeppelin." in page
+        and "Terms never said: zeppelin." in page
     )
     predictions = folder / "evaluation/keeps-elsewhere/final/predictions.csv"
     written = predictions.read_text()
@@ -398,7 +398,7 @@ def test_what_a_model_is_to_keep_and_its_terms_are_measured_and_told_everywhere(
     again = read_run(folder.absolute())
     assert (again.state, again.kept, again.terms) == (FINISHED, run.kept, run.terms)
     assert f"WER on <bdi>elsewhere</bdi>: {escape(kept.told)}" in (folder / "report.html").read_text()
-    assert "terms in few.csv: Never said there: zeppelin." in " ".join(capsys.readouterr().out.split())
+    assert "Terms never said in few.csv: zeppelin." in " ".join(capsys.readouterr().out.split())
     few.write_text("\n".join(few.read_text().splitlines()[:-1]))
     assert cli_typer.main(["evaluate", str(folder)]) == 0
     assert "few.csv: 2 of the 3 clips that the run was measured on: its WER stays" in capsys.readouterr().out

@@ -204,8 +204,8 @@ def _unknown(place: Place, what: str, tried: Sequence[str] = ()) -> DataError:
     above = _tables_above(place.path)
     such = f" (in the folder above lies {above[0]})" if above else ""
     audio = next((file.stem for file in place.files if is_audio(file)), "")
-    remedy = f"Put the text of each recording beside it ({audio}.txt), or name" if audio else "Name"
-    remedy += f" the file that lists your recordings{such}."
+    how = f"Put the text of each recording beside it ({audio}.txt), or name" if audio else "Name"
+    remedy = f"{how} the file that lists your recordings{such}."
     remedy = remedy if place.files else f"Put your recordings and their texts there, or name another folder{such}."
     return DataError(f"{place.path} {what}: {holds}{why}", remedy=f"{remedy} docs/data.md shows every layout.")
 
