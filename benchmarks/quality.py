@@ -1,14 +1,15 @@
 """What a trained model is worth outside its test clips: on other speech, in long recordings, in silence.
 
     python benchmarks/quality.py MODEL DATA [--language fr] [--keeps DATA] [--method lora] [--seeds 3]
-                                 [--also "NAME KEY=VALUE ..."] [--quick] [--more N] [--out DIR]
+                                 [--also "NAME KEY=VALUE ..."] [--recipe N] [--quick] [--more N] [--out DIR]
 
 MODEL is a folder in transformers layout, DATA one with train.csv, validation.csv and test.csv; --keeps is another such
-folder, of which nothing is trained, unless a way says `also_train=keeps*0.2`. Rows: the untouched model, the defaults,
-and each --also. Columns: WER of greedy decoding on the unseen clips of DATA and of --keeps; on recordings of a
-minute or two that are made of the unseen clips of DATA, by `multimac transcribe`: WER, how far a segment's time is from
-where its first word's clip says, and how many words are written of 30 s without speech. What is done is kept in DIR, so
-an interrupted benchmark goes on.
+folder. Rows: the untouched model, the defaults, the clips alone (no timestamps, nothing of --keeps), each --also, and
+the usual recipe (seq2seq_recipe.py) for N seeds. Columns: WER of greedy decoding on the unseen clips of DATA and of
+--keeps; of the words that training's texts hold at most twice, how many are written; on recordings of a minute or two
+that are made of the unseen clips of DATA, by `multimac transcribe`: WER, how far a segment's time is from where its
+first word's clip says, and how many words are written of 30 s without speech. What is done is kept in DIR, so an
+interrupted benchmark goes on.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import json
 import random
 import shutil
 import statistics
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,14 +32,16 @@ import soundfile
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "gym", "tests")]
 
-from benchmarks.base import Done, a_way, finetuned, parser_of, profile_of, publish, table  # noqa: E402
+from benchmarks.base import PROJECT, Done, a_way, finetuned, parser_of, profile_of, publish, table  # noqa: E402
 from benchmarks.plain_wer import Clips, against, plain, unseen, wer  # noqa: E402
 
 SETTINGS = {
     "full": {"epochs": 3, "batch_size": 8, "learning_rate": 1e-4},
     "lora": {"epochs": 5, "batch_size": 8, "learning_rate": 1e-3},
 }
-UNTOUCHED, DEFAULTS = "untouched", "defaults"
+UNTOUCHED, DEFAULTS, RECIPE = "untouched", "defaults", "recipe"
+CLIPS_ALONE = {"timestamps_share": "0", "also_train": ""}
+RARE, LETTERS = 2, 4  # a rare word: in so many texts of training at most, so many letters at least
 RATE, RECORDING_S, LONGEST_S = 16_000, 90.0, 30.0
 PAUSES_S = (0.3, 1.0)
 NOISE = 1e-4  # of the pauses: a quiet room. Digital silence is nowhere in a recording
@@ -48,6 +53,7 @@ HEAD = (
     "of recordings",
     "against defaults",
     "elsewhere",
+    "rare words, %",
     "s off, median and 9 of 10",
 )
 
@@ -111,6 +117,13 @@ def rows_of(manifest: Path) -> list[dict]:
     return list(csv.DictReader(manifest.read_text(encoding="utf-8").splitlines()))
 
 
+def rare_words(data: Path, texts: Iterable[str]) -> list[str]:
+    """List the words of unseen texts that the texts of a folder's train.csv hold at most twice."""
+    trained = Counter(word for row in rows_of(data / "train.csv") for word in set(plain(row["transcription"]).split()))
+    words = {word for text in texts for word in text.split() if len(word) >= LETTERS}
+    return sorted(word for word in words if trained[word] <= RARE)
+
+
 def without_speech(folder: Path) -> list[Path]:
     """Write recordings of 30 s in which nobody speaks: noises of several colours and levels, hum, tones."""
     chance = np.random.default_rng(1)
@@ -164,7 +177,7 @@ def aligned(said: Sequence[Said], heard: Sequence[tuple[float, str]]) -> tuple[l
 class Bench:
     def __init__(self, args: argparse.Namespace):
         self.model, self.data, self.args = args.model.resolve(), args.data.resolve(), args
-        self.ways = {DEFAULTS: {}, **dict(args.also)}
+        self.ways = {DEFAULTS: {}, "clips alone": CLIPS_ALONE, **dict(args.also)}
         steps = QUICK_STEPS if args.quick else 0
         self.untouched = Task(method="", way=UNTOUCHED, seed=0, settings="", max_steps=0)
         self.tasks = [self.untouched] + [
@@ -178,13 +191,26 @@ class Bench:
             for seed in range(args.seeds)
             for way, more in self.ways.items()
         ]
+        self.tasks += [
+            Task(
+                method=args.method,
+                way=RECIPE,
+                seed=seed,
+                settings=json.dumps(SETTINGS[args.method]),
+                max_steps=steps,
+            )
+            for seed in range(args.recipe)
+        ]
         self.done = Done(args.out / f"{self.model.name}-{self.data.name}{'-quick' * args.quick}")
         self.folder = self.done.path.parent.resolve()
 
     def work(self, task: Task) -> dict:
         if task.way == UNTOUCHED:
             return self._measured(self.model)
-        folder = self.folder / f"{task.method}-{task.way}-{task.seed}"
+        folder = self.folder / f"{task.method}-{task.way}-{task.seed}".replace(" ", "-")
+        if task.way == RECIPE:
+            self._train_recipe(task, folder)
+            return self._measured_and_removed(folder, folder)
         profile = profile_of(
             self.model,
             self.data,
@@ -199,7 +225,20 @@ class Bench:
         if self.args.keeps:
             sections["dataset:keeps"] = {"train": self.args.keeps.resolve() / "train.csv"}
         run = finetuned(folder, sections, "base")
-        found = self._measured(run / "final")
+        return self._measured_and_removed(run / "final", folder)
+
+    def _train_recipe(self, task: Task, folder: Path) -> None:
+        """Train by the usual recipe, which knows nothing of what is kept."""
+        script = PROJECT / "benchmarks" / "seq2seq_recipe.py"
+        options = [str(word) for key, value in json.loads(task.settings).items() for word in (f"--{key}", value)]
+        options = [word.replace("_", "-") if word.startswith("--") else word for word in options]
+        if task.max_steps:
+            options += ["--max-steps", str(task.max_steps)]
+        command = [sys.executable, str(script), str(self.model), str(self.data / "train.csv"), str(folder)]
+        subprocess.run([*command, "--method", task.method, "--seed", str(task.seed), *options], check=True)
+
+    def _measured_and_removed(self, model: Path, folder: Path) -> dict:
+        found = self._measured(model)
         shutil.rmtree(folder)
         return found
 
@@ -207,8 +246,8 @@ class Bench:
         from whisper_tuner.export.final import load_model
 
         whisper, processor = load_model(model)
-        clips = self._clips(whisper, processor, self.data)
-        elsewhere = self._clips(whisper, processor, self.args.keeps) if self.args.keeps else []
+        clips, rare = self._clips(whisper, processor, self.data)
+        elsewhere = self._clips(whisper, processor, self.args.keeps)[0] if self.args.keeps else []
         counts, off, invented = self._heard(whisper, processor)
         told = f"WER {wer(clips):.1f}, of recordings {wer(counts):.1f}, {invented} words of no speech"
         if elsewhere:
@@ -216,13 +255,17 @@ class Bench:
         told += f", {statistics.median(off or [0.0]):.2f} s off"
         return {
             **{"clips": clips, "elsewhere": elsewhere, "recordings": counts, "off": off},
-            **{"invented": invented, "told": told},
+            **{"rare": rare, "invented": invented, "told": told},
         }
 
-    def _clips(self, whisper, processor, data: Path) -> Clips:
-        """Decode the unseen clips of a folder greedily; a text that repeats itself counts as one twice as long."""
+    def _clips(self, whisper, processor, data: Path) -> tuple[Clips, list[int]]:
+        """Decode the unseen clips of a folder greedily; a text that repeats itself counts as one twice as long.
+
+        Also returns [written, said] of its rare words.
+        """
         from whisper_tuner.data.check import check_manifest
         from whisper_tuner.eval.evaluation import GREEDY, evaluate
+        from whisper_tuner.eval.terms import count_terms
 
         most = QUICK_CLIPS if self.args.quick else None
         store = self.folder / "store"
@@ -230,7 +273,10 @@ class Bench:
         language = self.args.language if data == self.data else None
         found = evaluate(whisper, processor, sum(read, ()), language=language or None, temperatures=GREEDY)
         counts = [(row.rates.errors, row.rates.words) for row in found.rows]
-        return [[min(errors, 2 * words + 10), words] for errors, words in counts]
+        texts = [(plain(row.sample.text), plain(row.hypothesis)) for row in found.rows]
+        rare, _ = count_terms(rare_words(data, (said for said, _ in texts)), str, texts)
+        clips = [[min(errors, 2 * words + 10), words] for errors, words in counts]
+        return clips, [sum(word.found for word in rare), sum(word.said for word in rare)]
 
     def _heard(self, whisper, processor) -> tuple[list[list[int]], list[float], int]:
         from whisper_tuner.eval.transcription import transcribe_recording
@@ -249,7 +295,7 @@ class Bench:
     def report(self) -> list[str]:
         rows, misses = [], []
         of_defaults = self._results(DEFAULTS)
-        for way in (UNTOUCHED, *self.ways):
+        for way in (UNTOUCHED, *self.ways, RECIPE):
             if not (runs := self._results(way)):
                 continue
             cells = [way]
@@ -263,9 +309,10 @@ class Bench:
                 cells += [", ".join(f"{wer(run[part]):.1f}" for run in runs), difference]
             off = sorted(each for run in runs for each in run["off"]) or [0.0]
             cells += [", ".join(f"{wer(run['elsewhere']):.1f}" for run in runs if run["elsewhere"])]
+            cells += [", ".join(f"{100 * run['rare'][0] / max(1, run['rare'][1]):.0f}" for run in runs)]
             cells += [f"{statistics.median(off):.2f}, {off[int(0.9 * len(off))]:.2f}"]
             rows.append([*cells, ", ".join(str(run["invented"]) for run in runs)])
-        ways = "".join(f" {name}: {settings}." for name, settings in self.args.also)
+        ways = "".join(f" {name}: {settings}." for name, settings in self.ways.items() if settings)
         return [
             f"{self.model.name} on {self.data.name}, {self.args.method}, {SETTINGS[self.args.method]}.{ways} WER of "
             f"each seed, of words without case and signs. Recordings: {RECORDING_S:.0f} s, of the unseen clips.",
@@ -286,6 +333,7 @@ def main() -> int:
     parser.add_argument("--keeps", type=Path)
     parser.add_argument("--method", choices=("full", "lora"), default="lora")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--recipe", type=int, default=0, metavar="N", help="seeds for which the usual recipe is run")
     parser.add_argument("--also", type=a_way, action="append", default=[], metavar="'NAME KEY=VALUE ...'")
     args = parser.parse_args()
     bench = Bench(args)
