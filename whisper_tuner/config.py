@@ -53,7 +53,8 @@ class Profile:
     )
     also_train: tuple[str, ...] = setting(
         (),
-        "other training clips, so that less is forgotten: names of [dataset:NAME], or lists; NAME*0.2 takes a fifth. "
+        "other training clips, so that less is forgotten: names of [dataset:NAME], or lists; NAME*0.2 takes a fifth, "
+        "NAME*3 each clip three times an epoch. "
         "Without this key: of what `keeps` names, where it has training clips, up to a quarter as many as the "
         "profile's own; empty: none",
         example="english*0.2",

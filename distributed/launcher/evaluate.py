@@ -131,7 +131,8 @@ def evaluate_run(
 
 def texts_of_training(run_dir: Path) -> list[str]:
     """Return the texts that a run trains. Raises DataError."""
-    return [sample.text for sample in load_manifest(run_dir / "train.csv", check_audio=False, no_speech=True).samples]
+    own_list = load_manifest(run_dir / "train.csv", check_audio=False, no_speech=True, repeats=True)
+    return list({sample.audio: sample.text for sample in own_list.samples}.values())
 
 
 def terms_event(

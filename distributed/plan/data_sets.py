@@ -59,7 +59,7 @@ def checked_data(
 def _with_more(checked: Mapping[str, Manifest], other: OtherSet, profile: Profile, most: float) -> Manifest:
     """Return the training clips with a share of another set's, at most so many, drawn by the profile's seed.
 
-    Raises DataError.
+    Of a share of 2.5 each clip stands there twice, and half of them a third time. Raises DataError.
     """
     train = checked["train"]
     limit = token_limit(profile.base_model, language=other.language, task=profile.task)
@@ -67,13 +67,17 @@ def _with_more(checked: Mapping[str, Manifest], other: OtherSet, profile: Profil
     known = {sample.audio for sample in train.samples}
     new = [sample for sample in found.samples if sample.audio not in known]
     count = math.ceil(min(other.share * len(new), most))
-    drawn = sorted(Random(profile.seed).sample(range(len(new)), count))
+    again, rest = divmod(count, max(1, len(new)))
+    drawn = [*range(len(new))] * again + sorted(Random(profile.seed).sample(range(len(new)), rest))
     language = other.language if other.language != profile.language else ""
     more = tuple(
-        dataclasses.replace(clip, id=f"{other.name}-{clip.id}", language=clip.language or language)
-        for clip in (new[at] for at in drawn)
+        dataclasses.replace(
+            clip, id=f"{other.name}-{clip.id}" + f"*{turn + 1}" * bool(turn), language=clip.language or language
+        )
+        for turn, clip in ((number // len(new), new[at]) for number, at in enumerate(drawn))
     )
-    what = f"{other.name}: {counted(len(more), 'clip')} of {len(found.samples)} are trained as well (also_train)"
+    what = f"{other.name}: {counted(min(len(more), len(new)), 'clip')} of {len(found.samples)} are trained as well"
+    what += f", {other.share:g} times an epoch (also_train)" if other.share > 1 else " (also_train)"
     notes = [f"{what}, so that less is forgotten"] if more else []
     notes += [f"{shown(found.path)}: {described(found.problems)}"] if found.problems else []
     tested = [manifest for kind, manifest in checked.items() if kind != "train"]

@@ -23,6 +23,7 @@ from whisper_tuner.files import expanded
 # Of the profile's own clips, so many of the sets to keep. Measured (quality: tiny.en on fr): WER on English rises by
 # 1.5 points, where it rises by 32.5 without them, and WER on French is no worse.
 REHEARSED = 0.25
+MOST_TIMES = 10  # that a clip may be in an epoch
 BESIDE = "beside train"  # where a test set was found that no section names
 # Why a host leaves a run by itself, see distributed/worker/in_use.py, and how that is told.
 YIELD_WHEN = {"battery": "on battery", "busy": "its processor is busy with other programs"}
@@ -71,8 +72,8 @@ class Distribution:
 class OtherSet:
     """Clips beside the profile's own: of Profile.also_train, or the test clips of one of Profile.keeps.
 
-    language: of its speech, if the model has to be told. share: of its clips, from 0 to 1. most: at most so many times
-    the profile's own clips. is_list: it has no section of its own.
+    language: of its speech, if the model has to be told. share: of its clips; 2: each twice an epoch. most: at
+    most so many times the profile's own clips. is_list: it has no section of its own.
     """
 
     name: str
@@ -253,10 +254,12 @@ def _other(config: ConfigFile, text: str, trained: Resolved, key: str, kind: str
         share = float(number) if times else 1.0
     except ValueError:
         share = 0.0
-    if not name or not 0 < share <= 1 or (times and key == "keeps"):
-        what = f"{place}: {key} = {text}: {'all its clips are measured' if key == 'keeps' else 'not a share'}"
+    if not name or not 0 < share <= MOST_TIMES or (times and key == "keeps"):
+        wrong = "all its clips are measured" if key == "keeps" else f"not a number above 0, up to {MOST_TIMES}"
+        what = f"{place}: {key} = {text}: {wrong}"
         named = name or "NAME"
-        remedy = f"Write {named}" + (f"*0.2 without spaces, or {named} for all of it." if key != "keeps" else ".")
+        ways = f"*0.2 without spaces, {named} for all of it, or {named}*3 for each clip three times an epoch"
+        remedy = f"Write {named}" + (f"{ways}." if key != "keeps" else ".")
         raise ConfigError(what, remedy=remedy)
     path = config.path.parent / expanded(name)
     if is_list := not config.has("dataset", name) and path.exists():

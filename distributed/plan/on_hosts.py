@@ -57,9 +57,10 @@ def model_on_hosts(folder: Path) -> str:
 
 
 def audio_items(kind: str, manifest: Manifest) -> list[SyncItem]:
-    """Return the clips of a manifest, in its order, with their names on hosts."""
+    """Return the recordings of a manifest, in its order, with their names on hosts."""
     folder = _folder_on_hosts(kind, manifest)
-    return [SyncItem(local=s.audio, remote=f"{folder}/{_name_on_host(s, manifest)}") for s in manifest.samples]
+    names = {sample.audio: _name_on_host(sample, manifest) for sample in manifest.samples}  # a clip may be there twice
+    return [SyncItem(local=audio, remote=f"{folder}/{name}") for audio, name in names.items()]
 
 
 def _folder_on_hosts(kind: str, manifest: Manifest) -> str:

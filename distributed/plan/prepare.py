@@ -234,7 +234,8 @@ def rehost(
     manifests = {}
     for kind, users_own in launch.manifests.items():
         # The rows that the run began with, also where a clip is gone by now: all ranks must have the same list.
-        samples = load_manifest(run_dir / f"{kind}.csv", check_audio=False, no_speech=True).samples
+        own_list = run_dir / f"{kind}.csv"
+        samples = load_manifest(own_list, check_audio=False, no_speech=True, repeats=True).samples
         manifests[kind] = Manifest(Path(users_own), samples, ())
     was = launch.ranks[0].spec
     if was.is_pipeline and len(labels) != STAGES:

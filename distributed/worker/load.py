@@ -212,6 +212,7 @@ class _Clips:
             check_audio=False,
             max_duration_s=profile.max_duration_s,
             no_speech=profile.no_speech == "train",
+            repeats=True,
         )
         return ShardBatches(
             known.samples,

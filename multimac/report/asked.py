@@ -148,10 +148,10 @@ def data_of(run: RunSummary, asked: dict[str, Any]) -> list[DataSet]:
 
 
 def listed_clips(path: Path) -> tuple[int, float, str] | None:
-    """Return clips, hours and languages of a run's list of clips; None for one that cannot be read."""
+    """Return clips, hours and languages of a run's list of clips, each counted once; None if it cannot be read."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
+            rows = list({row["audio_path"]: row for row in csv.DictReader(file)}.values())
         seconds = sum(float(row["duration_s"]) for row in rows)
     except (OSError, csv.Error, *NOT_AS_WRITTEN):
         return None

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
+PROJECT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
-DILOCO = """
+DILOCO = f"""
 [distributed:d]
 base_profile = tiny
+also_train = {PROJECT}/bundled/data/validation.csv*1.5
 shares = fixed
 communication_interval = 5
 wire = float32

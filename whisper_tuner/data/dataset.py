@@ -94,11 +94,12 @@ def load_manifest(
     no_speech: bool = False,
     reading: Reading = AS_IT_IS,
     kind: str = "train",
+    repeats: bool = False,
 ) -> Manifest:
     """Read a data set of any layout whose audio can be used where it lies. Every header is read, through `index`.
 
     no_speech: a row without text is a clip without speech. Else it cannot be used. reading: what the user says of it.
-    kind: which part of a folder that has several.
+    kind: which part of a folder that has several. repeats: a recording may be named again, as in a run's own lists.
 
     With `check_audio=False` no audio file is opened: a host has only its own shard of them. Then each row must state
     its duration.
@@ -108,7 +109,7 @@ def load_manifest(
     if part.cut:
         raise _must_be_imported(path, part.cut)
     index = (index or AudioIndex()) if check_audio else None
-    reader = PartReader(part, index, max_duration_s=max_duration_s, no_speech=no_speech)
+    reader = PartReader(part, index, max_duration_s=max_duration_s, no_speech=no_speech, repeats=repeats)
     samples: list[Sample] = []
     problems: list[Problem] = []
     for found in reader.read(part.rows()):
@@ -137,10 +138,12 @@ def _must_be_imported(path: str | Path, why: str) -> DataError:
 class PartReader:
     """Makes samples of the rows of a part. `index`: the headers of its audio; None if that is not here."""
 
-    def __init__(self, part: Part, index: AudioIndex | None, *, max_duration_s: float, no_speech: bool):
+    def __init__(
+        self, part: Part, index: AudioIndex | None, *, max_duration_s: float, no_speech: bool, repeats: bool = False
+    ):
         self._part, self._index = part, index
         self._names = AudioNames((part.folder, *part.beside), part.bounds) if index is not None else None
-        self._max_duration_s, self._no_speech = max_duration_s, no_speech
+        self._max_duration_s, self._no_speech, self._repeats = max_duration_s, no_speech, repeats
         self._ids = ClipIds()
         self._closest: dict[Path, int] | None = None  # how closely any row names a file
         self._seen: dict[str, tuple[str, str]] = {}  # where a file was used, and its text
@@ -177,7 +180,8 @@ class PartReader:
             for row, audio in zip(some, found, strict=True):
                 try:
                     sample = self._sample(row, audio)
-                    self._check_unseen(sample)
+                    if not self._repeats:
+                        self._check_unseen(sample)
                     yield sample
                 except BadRow as reason:
                     yield Problem(row.line, str(reason), reason.kind, row.file)

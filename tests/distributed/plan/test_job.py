@@ -201,9 +201,10 @@ def test_two_sets_of_one_name_are_refused(job, tmp_path):
         job(KEEPS.replace("keeps = english, spoken, en/test.csv", "keeps = a/en/test.csv, b/en/test.csv"))
 
 
-@pytest.mark.parametrize("share", ["0", "1.5", "a", "", " *0.2"])
-def test_a_share_of_another_set_is_above_0_and_at_most_1(job, share):
+@pytest.mark.parametrize("share", ["0", "10.5", "nan", "a", "", " *0.2"])
+def test_a_share_of_another_set_is_above_0_and_at_most_10(job, share):
     text = KEEPS.replace("keeps = english, spoken, en/test.csv", "also_train = english*0.2")
     assert [(other.name, other.share, other.clips.name) for other in job(text).added] == [("english", 0.2, "train.csv")]
-    with pytest.raises(ConfigError, match=r"config.ini:12 .*not a share\n  Write english\*0.2"):
+    assert job(text.replace("*0.2", "*3")).added[0].share == 3.0
+    with pytest.raises(ConfigError, match=r"config.ini:12 .*not a number above 0, up to 10\n  Write english\*0.2"):
         job(text.replace("*0.2", f"*{share}"))

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -271,3 +272,23 @@ def test_a_share_of_another_set_is_trained_with_its_own_names_and_language(folde
         prepare_run(dataclasses.replace(gone, origin=job.origin | {"also_train": ""}), run_dir)
     few = dataclasses.replace(job, added=(dataclasses.replace(other, most=0.05),))  # of the run's own clips
     assert len(prepare_run(few, run_dir).manifests["train"].samples) == CLIPS["train"] + math.ceil(CLIPS["train"] / 20)
+
+
+def test_clips_of_another_set_may_be_there_several_times_an_epoch(job, run_dir):
+    """Each under a name of its own, so that the ledger counts each time; its file is sent once."""
+    other = OtherSet(name="more", clips=PROJECT / "bundled/data/validation.csv", language="en", reading=AS_IT_IS)
+    prepared = prepare_run(
+        dataclasses.replace(job, added=(dataclasses.replace(other, share=2.5),)), run_dir, hosts=PAIR
+    )
+    samples = prepared.manifests["train"].samples
+    more = samples[CLIPS["train"] :]
+    assert Counter(Counter(sample.audio for sample in more).values()) == {2: 15, 3: 15}
+    assert len({sample.id for sample in samples}) == len(samples)
+    assert load_manifest(run_dir / "train.csv", check_audio=False, repeats=True).samples[-1].id == more[-1].id
+    [listing] = [item for item in prepared.items["twin"] if item.remote.endswith("/train.csv")]
+    assert len(load_manifest(listing.local, check_audio=False, repeats=True).samples) == len(samples)
+    assert len({item.remote for item in prepared.items["twin"]}) == len(prepared.items["twin"])
+    launch, items = rehost(prepared.launch, THREE, run_dir, (1, 1, 1))
+    assert len(launch.ranks) == 3 and len({item.remote for item in items["twin"]}) == len(items["twin"])
+    told = "more: 30 clips of 30 are trained as well, 2.5 times an epoch (also_train), so that less is forgotten"
+    assert told in prepared.manifests["train"].notes
