@@ -21,6 +21,7 @@ OF_RUNS = ("notify",)  # keys that any section may have, though they belong to n
 SIZES = "tiny tiny.en base base.en small small.en medium medium.en large large-v2 large-v3 large-v3-turbo"
 WHISPERS = [f"openai/whisper-{size}" for size in SIZES.split()]  # all that OpenAI has on the hub
 HEADER = re.compile(r"^(?=\[)", re.MULTILINE)
+TASKS = ("transcribe", "translate")
 Section = tuple[str, dict[str, str]]  # such as "profile:mine", with its keys and values
 
 
@@ -35,7 +36,7 @@ class Profile:
     task: str = setting(
         "transcribe",
         "transcribe as spoken, or translate into English",
-        choices=("transcribe", "translate"),
+        choices=TASKS,
         example="translate",
     )
 

@@ -62,18 +62,21 @@ def _with_more(checked: Mapping[str, Manifest], other: OtherSet, profile: Profil
     Of a share of 2.5 each clip stands there twice, and half of them a third time. Raises DataError.
     """
     train = checked["train"]
-    limit = token_limit(profile.base_model, language=other.language, task=profile.task)
+    limit = token_limit(profile.base_model, language=other.language, task=other.task)
     found = _usable(trainable(_read(other, profile, "train"), limit), profile)
-    known = {sample.audio for sample in train.samples}
-    new = [sample for sample in found.samples if sample.audio not in known]
+    language = other.language if other.language != profile.language else ""
+    task = other.task if other.task != profile.task else ""
+    known = {(sample.audio, sample.task) for sample in train.samples}
+    new = [
+        dataclasses.replace(clip, language=clip.language or language, task=clip.task or task)
+        for clip in found.samples
+        if (clip.audio, clip.task or task) not in known
+    ]
     count = math.ceil(min(other.share * len(new), most))
     again, rest = divmod(count, max(1, len(new)))
     drawn = [*range(len(new))] * again + sorted(Random(profile.seed).sample(range(len(new)), rest))
-    language = other.language if other.language != profile.language else ""
     more = tuple(
-        dataclasses.replace(
-            clip, id=f"{other.name}-{clip.id}" + f"*{turn + 1}" * bool(turn), language=clip.language or language
-        )
+        dataclasses.replace(clip, id=f"{other.name}-{clip.id}" + f"*{turn + 1}" * bool(turn))
         for turn, clip in ((number // len(new), new[at]) for number, at in enumerate(drawn))
     )
     what = f"{other.name}: {counted(min(len(more), len(new)), 'clip')} of {len(found.samples)} are trained as well"

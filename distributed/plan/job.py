@@ -72,13 +72,14 @@ class Distribution:
 class OtherSet:
     """Clips beside the profile's own: of Profile.also_train, or the test clips of one of Profile.keeps.
 
-    language: of its speech, if the model has to be told. share: of its clips; 2: each twice an epoch. most: at
+    language, task: of its speech, if the model has to be told. share: of its clips; 2: each twice an epoch. most: at
     most so many times the profile's own clips. is_list: it has no section of its own.
     """
 
     name: str
     clips: Path
     language: str
+    task: str = "transcribe"
     reading: Reading
     share: float = 1.0
     most: float = math.inf
@@ -91,7 +92,7 @@ class OtherSet:
 
     def profile(self, trained: Profile) -> Profile:
         """Return the profile of a run with this set to test on in place of its own."""
-        own = vars(self.reading) | {"test": self.clips, "language": self.language}
+        own = vars(self.reading) | {"test": self.clips, "language": self.language, "task": self.task}
         return dataclasses.replace(trained, **own)
 
 
@@ -277,7 +278,15 @@ def _other(config: ConfigFile, text: str, trained: Resolved, key: str, kind: str
     if not clips:
         what = f"{place}: {key} = {text}: it has no {'test' if kind == 'test' else 'training'} clips"
         raise ConfigError(what, remedy=f"Give [dataset:{name}] a list of clips: {kind} = ...")
-    return OtherSet(name=name, clips=clips, language=profile.language, reading=reading, share=share, is_list=is_list)
+    return OtherSet(
+        name=name,
+        clips=clips,
+        language=profile.language,
+        task=profile.task,
+        reading=reading,
+        share=share,
+        is_list=is_list,
+    )
 
 
 def _wrong_setting(

@@ -159,7 +159,7 @@ def _ways(
     language, task = ways.pop() if len(ways) == 1 else ("", None)
     way = replace(asked, language=asked.language or language or None, task=asked.task or task)
     of_all = {manifest.path: way for manifest in manifests}
-    return of_all | {path: replace(way, language=kept.language or None) for path, kept in keeps.items()}
+    return of_all | {path: replace(way, language=kept.language or None, task=kept.task) for path, kept in keeps.items()}
 
 
 def _tell_language(console: Console, ways: Mapping[Candidate, Mapping[Path, Decoding]]) -> None:

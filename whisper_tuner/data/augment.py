@@ -94,7 +94,7 @@ class Augmentation:
             return None
         chance = self._chance("cut", step[0], epoch)
         sample, share = chance.choice(samples), chance.uniform(*HEARD)
-        fits = sample.text and sample.language == step[0].language and sample not in step
+        fits = sample.text and sample.way == step[0].way and sample not in step
         return (sample, share) if fits and chance.random() < CUT else None
 
     def noise(self, first: Sample, epoch: int) -> np.ndarray | None:
@@ -146,14 +146,14 @@ UNCHANGED = Augmentation()
 def augmentation_of(profile: Profile, samples: Sequence[Sample]) -> Augmentation:
     """Make the augmentation of training clips, which come in the order of their manifest.
 
-    What is said before a clip is the text of the row before, if that is in the same language: in most data sets the
-    rows of a recording follow each other.
+    What is said before a clip is the text of the row before, if that has the same language and task: in most data
+    sets the rows of a recording follow each other.
     """
     return Augmentation(
         seed=profile.seed,
         longest_s=max((sample.duration_s for sample in samples), default=0.0),
         most_parts=max((len(said_in(sample.timed_text)) for sample in samples if sample.timed_text), default=1),
-        previous={own.id: before.text for before, own in pairwise(samples) if before.language == own.language},
+        previous={own.id: before.text for before, own in pairwise(samples) if before.way == own.way},
         **{key: value for key in PROFILE_KEYS if (value := getattr(profile, key)) is not None},
     )
 

@@ -317,7 +317,8 @@ class ShardBatches:
             order = self._augmentation.order(epoch, samples[0])
             clips = self._window.of(clips, order, last.cut(cut[1]) if cut and last else None)
             if (noise := self._augmentation.noise(samples[0], epoch)) is not None:
-                silent = self._labels.encode("", language=samples[0].language, timed=[Said(0.0, 0.0, "")])
+                language, task = samples[0].way
+                silent = self._labels.encode("", language=language, task=task, timed=[Said(0.0, 0.0, "")])
                 mel = log_mel(noise, self._features.extractor)[:, : self._window.frames]
                 clips.append(Clip(ids=(), log_mel=mel, label=silent))
         full = self._full.get(epoch, set()) if self._has_windows else set()
@@ -343,7 +344,8 @@ class ShardBatches:
         try:
             epoch, changes = self._epoch, self._augmentation
             timed, previous = changes.timed(sample, epoch, first), changes.previous_text(sample, epoch)
-            label = self._labels.encode(sample.text, language=sample.language, timed=timed, previous=previous)
+            language, task = sample.way
+            label = self._labels.encode(sample.text, language=language, task=task, timed=timed, previous=previous)
             if self._missing_audio:
                 self._missing_audio.wait(sample, given_up)
             if given_up():
@@ -354,7 +356,7 @@ class ShardBatches:
                 log_mel=changes.masked(mel, sample, epoch),
                 label=label,
                 timed=timed,
-                language=sample.language,
+                way=sample.way,
                 previous=previous,
             )
         except DataError as error:

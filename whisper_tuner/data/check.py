@@ -113,7 +113,7 @@ def trainable(manifest: Manifest, limit: TokenLimit) -> Manifest:
         if sample.language and not limit.knows(sample.language):
             what = f"{sample.id}: the model does not know the language '{sample.language}'"
             problems.append(_problem(sample, what, Kind.LANGUAGE))
-        elif excess := limit.excess(sample.text, sample.language):
+        elif excess := limit.excess(sample.text, *sample.way):
             problems.append(_problem(sample, f"{sample.id}: {excess}", Kind.TOKENS))
     return _without(manifest, problems)
 

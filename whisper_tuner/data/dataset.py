@@ -16,12 +16,14 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from whisper_tuner.config import TASKS
 from whisper_tuner.data.audio_check import SHORTEST_S, AudioIndex
 from whisper_tuner.data.formats.layouts import part_of
 from whisper_tuner.data.formats.rows import (
     AS_IT_IS,
     LANGUAGE_COLUMNS,
     SPEAKER_COLUMNS,
+    TASK_COLUMNS,
     TIMED_COLUMNS,
     UNLIKE,
     WRITTEN,
@@ -53,9 +55,9 @@ AT_ONCE = 200  # rows whose audio is looked at together
 class Sample:
     """One clip and its transcript; `line` is where its manifest names it, in `file` if it is of several files.
 
-    An empty text says that there is no speech. language: the code of this clip's, "" if it is the profile's.
-    speaker: who speaks, in the manifest's own words; "" if it does not say. timed_text: the text with the times of its
-    parts (see timed_text.py), "" if they are not known.
+    An empty text says that there is no speech. language, task: this clip's, "" if they are the profile's. speaker: who
+    speaks, in the manifest's own words; "" if it does not say. timed_text: the text with the times of its parts (see
+    timed_text.py), "" if they are not known.
     """
 
     id: str
@@ -64,9 +66,15 @@ class Sample:
     duration_s: float
     line: int = 0
     language: str = ""
+    task: str = ""
     speaker: str = ""
     file: str = ""
     timed_text: str = ""
+
+    @property
+    def way(self) -> tuple[str, str]:
+        """Return its language and task, which go into the prompt."""
+        return self.language, self.task
 
     def with_text(self, text: str) -> Sample:
         """Return a copy with another text. Times stay if it differs in its spaces only."""
@@ -255,12 +263,14 @@ class PartReader:
                 raise BadRow(Kind.LANGUAGE, error.args[0]) from None
             self._unknown.setdefault(language, []).append(row.line)  # a locale may be of any language
             language = ""
+        task = cell(cells, TASK_COLUMNS)
         return Sample(
             id=own_id,
             audio=audio,
             text=text,
             duration_s=seconds,
             language=language,
+            task=task if task in TASKS else "",
             speaker=cell(cells, SPEAKER_COLUMNS),
             line=row.line,
             file=row.file,
@@ -301,7 +311,8 @@ def write_manifest(path: str | Path, samples: Iterable[Sample]) -> None:
     listing = io.StringIO()
     writer = csv.writer(listing)
     samples = list(samples)
-    more = [name for name in ("language", "speaker", "timed_text") if any(getattr(sample, name) for sample in samples)]
+    names = ("language", "task", "speaker", "timed_text")
+    more = [name for name in names if any(getattr(sample, name) for sample in samples)]
     writer.writerow([*WRITTEN, *more])
     for sample in samples:
         inside = sample.audio.is_relative_to(path.parent)

@@ -76,19 +76,23 @@ class LabelEncoder:
     max_tokens: int
     first_timestamp: int | None = None
 
-    def encode(self, text: str, *, language: str = "", timed: Sequence[Said] = (), previous: str = "") -> Label:
+    def encode(
+        self, text: str, *, language: str = "", task: str = "", timed: Sequence[Said] = (), previous: str = ""
+    ) -> Label:
         """The label of one transcript; an empty one says that there is no speech.
 
-        language: a code, if it is not the profile's; English-only models ignore it. timed: the text in its parts, if it
-        is to have timestamps; it has none where the decoder has no room for them. previous: what was said before, cut
-        to its end as Whisper does. Raises DataError if the decoder has no room for the text, or a language is unknown.
+        language: a code; it and the task, if they are not the profile's; English-only models ignore both. timed: the
+        text in its parts, if it is to have timestamps; it has none where the decoder has no room for them. previous:
+        what was said before, cut to its end as Whisper does. Raises DataError if the decoder has no room for the text,
+        or a language is unknown.
         """
         spoken = (language or self.language) if self.language else ""
-        ids = self._ids(text, spoken)
+        task = (task or self.task) if self.language else self.task
+        ids = self._ids(text, spoken, task)
         prompt: tuple[int, ...] = (self.start,)
         try:
             if self.language:
-                prompt += self._token(f"<|{spoken}|>"), self._token(f"<|{self.task}|>")
+                prompt += self._token(f"<|{spoken}|>"), self._token(f"<|{task}|>")
         except ModelError as error:
             raise DataError(error.args[0]) from None  # of a row: that of the profile was looked up at once
         label = Label((*prompt, self._token(NO_TIMESTAMPS)), (*ids, self.end))
@@ -99,18 +103,18 @@ class LabelEncoder:
             for part in timed:
                 with_parts.append(self._timestamp(part.start))
                 if part.text:  # `generate` lets no timestamp follow the first one at once
-                    with_parts += [*self._ids(part.text, spoken), self._timestamp(part.end)]
+                    with_parts += [*self._ids(part.text, spoken, task), self._timestamp(part.end)]
             with_times = Label(prompt, (*with_parts, self.end))
             label = with_times if len(with_times) <= self.max_tokens else label
         # As Whisper's own decoding: at most the last 223 tokens of the usual 448 positions.
         room = min(self.max_tokens // 2 - 1, self.max_tokens - len(label) - 1)
         if previous and room > 0:
-            before = self._ids(previous, spoken)[-room:]
+            before = self._ids(previous, spoken, task)[-room:]
             label = Label((self._token(PREVIOUS), *before, *label.prompt), label.written)
         return label
 
-    def _ids(self, text: str, spoken: str) -> list[int]:
-        return self.tokenizer(_spaced(text, spoken or "en", self.task), add_special_tokens=False).input_ids
+    def _ids(self, text: str, spoken: str, task: str) -> list[int]:
+        return self.tokenizer(_spaced(text, spoken or "en", task), add_special_tokens=False).input_ids
 
     def _timestamp(self, seconds: float) -> int:
         if self.first_timestamp is None:
@@ -225,12 +229,12 @@ class TokenLimit:
         """Tell if a row may be in this language, a code; an English-only model ignores it."""
         return not self.language or not self.languages or language in self.languages
 
-    def excess(self, text: str, language: str = "") -> str:
-        """Why the decoder cannot hold this text, or ''. language: a code, if it is not the profile's."""
+    def excess(self, text: str, language: str = "", task: str = "") -> str:
+        """Why the decoder cannot hold this text, or ''. language: a code, and task, if they are not the profile's."""
         if len(text.encode()) + 1 <= self.longest:
             return ""  # Whisper's tokens are byte-level, so a text never has more tokens than bytes
         spoken = (language or self.language) if self.language else "en"
-        tokens = self._count(_spaced(text, spoken, self.task))
+        tokens = self._count(_spaced(text, spoken, task or self.task))
         return f"the text makes {tokens} tokens, but the decoder takes {self.longest}" if tokens > self.longest else ""
 
     @cached_property

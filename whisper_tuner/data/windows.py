@@ -36,14 +36,15 @@ class Clip:
     """Samples that the model hears at once: log_mel float32 [80|128, frames], its label, and their ids.
 
     timed: its text in parts, if it is trained with timestamps. previous: the text before it, if it is trained with it.
-    pause: frames between the clip before it in a window and this one.
+    way: its language and task, where these are not the profile's. pause: frames between the clip before it in a window
+    and this one.
     """
 
     ids: tuple[str, ...]
     log_mel: np.ndarray
     label: Label
     timed: tuple[Said, ...] = ()
-    language: str = ""
+    way: tuple[str, str] = ("", "")
     previous: str = ""
     pause: int = 0
 
@@ -97,7 +98,7 @@ class Window:
     def _holds(self, clips: Sequence[Clip]) -> bool:
         tokens = sum(len(clip.label.written) for clip in clips)
         frames = sum(clip.frames + clip.pause for clip in clips) - clips[0].pause
-        return len({clip.language for clip in clips}) == 1 and frames <= self.frames and tokens <= self.most_tokens
+        return len({clip.way for clip in clips}) == 1 and frames <= self.frames and tokens <= self.most_tokens
 
     @property
     def most_tokens(self) -> int:
@@ -115,12 +116,12 @@ class Window:
             for part in clip.timed
             if part.text or not clip.ids
         ]
-        language, previous = clips[0].language, clips[0].previous
+        (language, task), previous = clips[0].way, clips[0].previous
         text = joined((part.text for part in timed), language or self.labels.language)
         return Clip(
             ids=tuple(name for clip in clips for name in clip.ids),
             log_mel=relative_to_loudest(np.concatenate(pieces, axis=1)),
-            label=self.labels.encode(text, language=language, timed=timed, previous=previous),
+            label=self.labels.encode(text, language=language, task=task, timed=timed, previous=previous),
         )
 
 

@@ -185,7 +185,8 @@ def test_of_what_a_model_is_to_keep_some_is_trained_unless_the_profile_says_othe
         (tmp_path / "en" / f"{name}.csv").write_text("id,audio_path,transcription\n")
     [english] = job(KEEPS).added
     assert (english.name, english.clips, english.language) == ("english", tmp_path / "en/train.csv", "en")
-    assert (english.share, english.most) == (1.0, 0.25)
+    assert (english.share, english.most, english.task) == (1.0, 0.25, "transcribe")
+    assert job(KEEPS.replace("[dataset:english]", "[dataset:english]\ntask = translate")).added[0].task == "translate"
     assert job(KEEPS.replace("language = fr", "language = fr\nalso_train =")).added == ()
     of_list = (
         KEEPS.replace("keeps = english, spoken, en/test.csv", "keeps = en/test.csv") + "[dataset:en-test]\ntrain = x\n"

@@ -274,6 +274,19 @@ def test_a_share_of_another_set_is_trained_with_its_own_names_and_language(folde
     assert len(prepare_run(few, run_dir).manifests["train"].samples) == CLIPS["train"] + math.ceil(CLIPS["train"] / 20)
 
 
+def test_recordings_of_the_run_may_be_trained_for_another_task_as_well(folder, job, run_dir):
+    """One model then transcribes and translates, each by its own prompt."""
+    other = OtherSet(
+        name="into-english", clips=job.profile.train, language="fr", task="translate", reading=AS_IT_IS, share=0.5
+    )
+    prepare_run(dataclasses.replace(job, added=(other,)), run_dir, hosts=PAIR)
+    samples = load_manifest(run_dir / "train.csv", check_audio=False, repeats=True).samples
+    more = samples[CLIPS["train"] :]
+    assert {sample.way for sample in samples[: CLIPS["train"]]} == {("", "")}
+    assert {sample.way for sample in more} == {("fr", "translate")} and len(more) == math.ceil(CLIPS["train"] / 2)
+    assert other.profile(job.profile).task == "translate"
+
+
 def test_clips_of_another_set_may_be_there_several_times_an_epoch(job, run_dir):
     """Each under a name of its own, so that the ledger counts each time; its file is sent once."""
     other = OtherSet(name="more", clips=PROJECT / "bundled/data/validation.csv", language="en", reading=AS_IT_IS)

@@ -80,6 +80,8 @@ def test_a_translation_is_english_text_of_foreign_speech(multilingual, language)
     model, processor = multilingual
     label = label_encoder(model, processor.tokenizer, language=language, task="translate").encode("a")
     assert names(processor, label.inputs) == [START, "<|ja|>", "<|translate|>", "<|notimestamps|>", "Ġ", "a"]
+    of_a_clip = label_encoder(model, processor.tokenizer, language=language).encode("a", task="translate")
+    assert of_a_clip == label
     label = label_encoder(model, processor.tokenizer, language=language).encode("a")
     assert names(processor, label.inputs) == [START, "<|ja|>", "<|transcribe|>", "<|notimestamps|>", "a"]
 

@@ -26,14 +26,14 @@ def encoder(timestamps):
 def clip_of(encoder, timestamps):
     extractor = timestamps[1].feature_extractor
 
-    def make(sample, *, timed=True, language="", previous=""):
+    def make(sample, *, timed=True, language="", task="", previous=""):
         said = (Said(0.0, sample.duration_s, sample.text),) if timed else ()
         return Clip(
             ids=(sample.id,),
             log_mel=log_mel(load_audio(sample.audio), extractor),
-            label=encoder.encode(sample.text, language=language, timed=said, previous=previous),
+            label=encoder.encode(sample.text, language=language, task=task, timed=said, previous=previous),
             timed=said,
-            language=language,
+            way=(language, task),
             previous=previous,
         )
 
@@ -97,6 +97,7 @@ def test_each_step_joins_in_another_order(clips, clip_of, window):
     ("why", "change"),
     [
         ("without timestamps", lambda clip_of, sample: clip_of(sample, timed=False)),
+        ("another task", lambda clip_of, sample: clip_of(sample, task="translate")),
         ("another language", lambda clip_of, sample: clip_of(sample, language="ja")),
         (
             "longer than the window",

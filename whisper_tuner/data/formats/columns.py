@@ -14,6 +14,7 @@ from whisper_tuner.data.formats.rows import (
     LANGUAGE_COLUMNS,
     SPEAKER_COLUMNS,
     SPLIT_COLUMNS,
+    TASK_COLUMNS,
     TIMED_COLUMNS,
     AudioNames,
     Reading,
@@ -24,7 +25,15 @@ from whisper_tuner.errors import DataError
 from whisper_tuner.files import is_audio
 
 LOOKED_AT = 200  # records
-OTHERS = {*ID_COLUMNS, *LANGUAGE_COLUMNS, *SPEAKER_COLUMNS, *SPLIT_COLUMNS, *TIMED_COLUMNS, *TIME_COLUMNS}
+OTHERS = {
+    *ID_COLUMNS,
+    *LANGUAGE_COLUMNS,
+    *SPEAKER_COLUMNS,
+    *SPLIT_COLUMNS,
+    *TASK_COLUMNS,
+    *TIMED_COLUMNS,
+    *TIME_COLUMNS,
+}
 # A word has letters, and none of what names and numbers have. One of a single letter counts where there are no others.
 WORD = r"(?<!\S)(?!\S*(?:[\d_/\\@]|\.\w))\S*?"
 WORDS = re.compile(WORD + r"(?:[^\W\d_]\S|[\u0e00-\uffff])"), re.compile(WORD + r"[^\W\d_]")

@@ -29,6 +29,7 @@ AUDIO_COLUMNS = (
 TEXT_COLUMNS = ("text", "sentence", "transcription", "transcript")
 ID_COLUMNS = ("id",)
 LANGUAGE_COLUMNS = ("language", "lang", "locale")
+TASK_COLUMNS = ("task",)
 SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
 TIMED_COLUMNS = ("timed_text",)
 SPLIT_COLUMNS = ("split", "subset", "partition", "set")
