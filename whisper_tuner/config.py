@@ -71,6 +71,13 @@ class Profile:
         "names and terms that matter, one a line: how many of those that are said are written is told",
         example="terms.txt",
     )
+    terms_times: int = setting(
+        1,
+        "how many times an epoch the training clips are that have one of `terms` that few of them have",
+        low=1,
+        high=10,
+        example="3",
+    )
     layout: str = setting("", "layout of the data set, where its files fit several (data.md)", example="subtitles")
     audio_column: str = setting("", "column of the audio's names; without a header, its number", example="Datei")
     text_column: str = setting("", "column of the text; without a header, its number", example="Satz")

@@ -132,7 +132,7 @@ def evaluate_run(
 def texts_of_training(run_dir: Path) -> list[str]:
     """Return the texts that a run trains. Raises DataError."""
     own_list = load_manifest(run_dir / "train.csv", check_audio=False, no_speech=True, repeats=True)
-    return list({sample.audio: sample.text for sample in own_list.samples}.values())
+    return [text for _, text in dict.fromkeys((sample.audio, sample.text) for sample in own_list.samples)]
 
 
 def terms_event(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from random import Random
@@ -18,9 +18,12 @@ from whisper_tuner.data.splitting import repeated_note
 from whisper_tuner.errors import ConfigError, DataError
 from whisper_tuner.files import shown
 from whisper_tuner.hub import check_files, check_model, model_folder
+from whisper_tuner.languages import text_language
 from whisper_tuner.text import counted
 
 from .job import Job, OtherSet
+
+RARE = 5  # training clips that have a rare term, at most
 
 
 def checked_data(
@@ -33,13 +36,16 @@ def checked_data(
     if profile.shards and ranks > 1:
         raise ConfigError("shards is for one machine that trains alone", remedy="Remove shards from the profile.")
     check_model(profile)
+    terms: tuple[str, ...] = ()
     if profile.terms:
         from whisper_tuner.eval.terms import read_terms
 
-        read_terms(profile.terms)
+        terms = read_terms(profile.terms)
     with show_status("reading the manifests, and the headers of the audio"):
         checked = check_data(profile, run_dir, PROJECT / STORE)
         own = len(checked["train"].samples)
+        if terms and profile.terms_times > 1:
+            checked["train"] = _with_rare_terms(checked["train"], terms, profile)
         for other in job.added:
             try:
                 checked["train"] = _with_more(checked, other, profile, other.most * own)
@@ -54,6 +60,22 @@ def checked_data(
         kept = [_checked_kept(one, profile, checked["train"], is_trained=one.name in trained) for one in job.keeps]
     check_files(model_folder(profile.base_model, show=True))  # a download may take long: in sight, before any worker
     return checked, kept
+
+
+def _with_rare_terms(train: Manifest, terms: Sequence[str], profile: Profile) -> Manifest:
+    """Return the training clips, with those of rare terms several times."""
+    from whisper_tuner.eval.terms import texts_with
+    from whisper_tuner.eval.wer import text_normalizer
+
+    normalize = text_normalizer(text_language(profile.language or None, profile.task))
+    having = texts_with(terms, normalize, (sample.text for sample in train.samples))
+    rare = [numbers for numbers in having if 0 < len(numbers) <= RARE]
+    clips = [train.samples[number] for number in sorted({number for numbers in rare for number in numbers})]
+    turns = range(2, profile.terms_times + 1)
+    more = tuple(dataclasses.replace(clip, id=f"{clip.id}*{turn}") for turn in turns for clip in clips)
+    what = f"terms: {counted(len(clips), 'clip')} of {counted(len(rare), 'rare term')}"
+    note = f"{what} {'is' if len(clips) == 1 else 'are'} trained {profile.terms_times} times an epoch (terms_times)"
+    return dataclasses.replace(train, samples=train.samples + more, notes=(*train.notes, note))
 
 
 def _with_more(checked: Mapping[str, Manifest], other: OtherSet, profile: Profile, most: float) -> Manifest:

@@ -67,7 +67,7 @@ def count_terms(
     Also returns (terms missed, terms said) of each clip, as `wer_difference` takes them.
     """
     words_of = [normalize(term).split() for term in terms]
-    trained = [normalize(text).split() for text in training]
+    trained = texts_with(terms, normalize, training)
     counts, instead = [[0, 0, 0] for _ in terms], [Counter[str]() for _ in terms]  # said, written, found
     missed = []
     for reference, hypothesis in texts:
@@ -86,15 +86,26 @@ def count_terms(
     rows = [
         TermCount(
             term=term,
-            in_training=sum(any(True for _ in _places(words, text)) for text in trained) if words else 0,
+            in_training=len(having),
             said=said,
             written=written,
             found=found,
             instead=", ".join(f"{text} ({n})" if n > 1 else text for text, n in heard.most_common(MOST_INSTEAD)),
         )
-        for term, words, (said, written, found), heard in zip(terms, words_of, counts, instead, strict=True)
+        for term, having, (said, written, found), heard in zip(terms, trained, counts, instead, strict=True)
     ]
     return rows, missed
+
+
+def texts_with(terms: Sequence[str], normalize: Callable[[str], str], texts: Iterable[str]) -> list[list[int]]:
+    """Return the numbers of the texts that have each term as whole words, after the normaliser."""
+    as_words = [normalize(text).split() for text in texts]
+    known = [{*words} for words in as_words]
+    having = []
+    for words in (normalize(term).split() for term in terms):
+        likely = (number for number, those in enumerate(known) if words and words[0] in those)
+        having.append([number for number in likely if any(True for _ in _places(words, as_words[number]))])
+    return having
 
 
 def terms_in(
