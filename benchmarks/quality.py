@@ -1,15 +1,16 @@
 """What a trained model is worth outside its test clips: on other speech, in long recordings, in silence.
 
     python benchmarks/quality.py MODEL DATA [--language fr] [--keeps DATA] [--method lora] [--seeds 3]
-                                 [--also "NAME KEY=VALUE ..."] [--recipe N] [--quick] [--more N] [--out DIR]
+                                 [--also "NAME KEY=VALUE ..."] [--recipe N] [--brief]
+                                 [--quick] [--more N] [--out DIR]
 
 MODEL is a folder in transformers layout, DATA one with train.csv, validation.csv and test.csv; --keeps is another such
 folder. Rows: the untouched model, the defaults, the clips alone (no timestamps, nothing of --keeps), each --also, and
 the usual recipe (seq2seq_recipe.py) for N seeds. Columns: WER of greedy decoding on the unseen clips of DATA and of
 --keeps; of the words that training's texts hold at most twice, how many are written; on recordings of a minute or two
 that are made of the unseen clips of DATA, by `multimac transcribe`: WER, how far a segment's time is from where its
-first word's clip says, and how many words are written of 30 s without speech. What is done is kept in DIR, so an
-interrupted benchmark goes on.
+first word's clip says, and how many words are written of 30 s without speech. With --brief, no recordings, and not
+the clips alone. What is done is kept in DIR, so an interrupted benchmark goes on.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ def aligned(said: Sequence[Said], heard: Sequence[tuple[float, str]]) -> tuple[l
 class Bench:
     def __init__(self, args: argparse.Namespace):
         self.model, self.data, self.args = args.model.resolve(), args.data.resolve(), args
-        self.ways = {DEFAULTS: {}, "clips alone": CLIPS_ALONE, **dict(args.also)}
+        self.ways = {DEFAULTS: {}, **({} if args.brief else {"clips alone": CLIPS_ALONE}), **dict(args.also)}
         steps = QUICK_STEPS if args.quick else 0
         self.untouched = Task(method="", way=UNTOUCHED, seed=0, settings="", max_steps=0)
         self.tasks = [self.untouched] + [
@@ -211,16 +212,9 @@ class Bench:
         if task.way == RECIPE:
             self._train_recipe(task, folder)
             return self._measured_and_removed(folder, folder)
-        profile = profile_of(
-            self.model,
-            self.data,
-            language=self.args.language,
-            method=task.method,
-            seed=task.seed,
-            max_steps=task.max_steps,
-            checkpoint_interval=10_000,
-            **json.loads(task.settings),
-        )
+        settings = {"method": task.method, "seed": task.seed, "max_steps": task.max_steps} | json.loads(task.settings)
+        settings |= {"language": self.args.language, "checkpoint_interval": 10_000}
+        profile = profile_of(self.model, self.data, **settings)
         sections = {"profile:base": profile}
         if self.args.keeps:
             sections["dataset:keeps"] = {"train": self.args.keeps.resolve() / "train.csv"}
@@ -248,8 +242,9 @@ class Bench:
         whisper, processor = load_model(model)
         clips, rare = self._clips(whisper, processor, self.data)
         elsewhere = self._clips(whisper, processor, self.args.keeps)[0] if self.args.keeps else []
-        counts, off, invented = self._heard(whisper, processor)
-        told = f"WER {wer(clips):.1f}, of recordings {wer(counts):.1f}, {invented} words of no speech"
+        counts, off, invented = ([], [], 0) if self.args.brief else self._heard(whisper, processor)
+        told = f"WER {wer(clips):.1f}"
+        told += f", of recordings {wer(counts):.1f}, {invented} words of no speech" if counts else ""
         if elsewhere:
             told += f", elsewhere {wer(elsewhere):.1f}"
         told += f", {statistics.median(off or [0.0]):.2f} s off"
@@ -302,11 +297,11 @@ class Bench:
             for part in ("clips", "recordings"):
                 difference = ""
                 pairs = min(len(runs), len(of_defaults))
-                if way not in (UNTOUCHED, DEFAULTS) and pairs:
+                if way not in (UNTOUCHED, DEFAULTS) and pairs and runs[0][part]:
                     those = [run[part] for run in of_defaults[:pairs]]
                     difference, is_worse = against([run[part] for run in runs[:pairs]], those)
                     misses += [f"{way}: {difference} points of WER of {part} above the defaults"] * is_worse
-                cells += [", ".join(f"{wer(run[part]):.1f}" for run in runs), difference]
+                cells += [", ".join(f"{wer(run[part]):.1f}" for run in runs if run[part]), difference]
             off = sorted(each for run in runs for each in run["off"]) or [0.0]
             cells += [", ".join(f"{wer(run['elsewhere']):.1f}" for run in runs if run["elsewhere"])]
             cells += [", ".join(f"{100 * run['rare'][0] / max(1, run['rare'][1]):.0f}" for run in runs)]
@@ -334,11 +329,12 @@ def main() -> int:
     parser.add_argument("--method", choices=("full", "lora"), default="lora")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--recipe", type=int, default=0, metavar="N", help="seeds for which the usual recipe is run")
+    parser.add_argument("--brief", action="store_true", help="no recordings")
     parser.add_argument("--also", type=a_way, action="append", default=[], metavar="'NAME KEY=VALUE ...'")
     args = parser.parse_args()
     bench = Bench(args)
     bench.done.run(bench.tasks, bench.work, args.more)
-    name = f"quality: {bench.model.name} on {bench.data.name}, {args.method}"
+    name = f"quality: {bench.model.name} on {bench.data.name}, {args.method}{', clips' * args.brief}"
     write = not (args.quick or bench.done.left(bench.tasks))
     publish(name, bench.report(), bench.done.commits(bench.tasks), write=write)
     return int(bool(bench.done.failed))

@@ -25,6 +25,7 @@ from whisper_tuner.errors import DataError
 from whisper_tuner.files import is_audio
 
 LOOKED_AT = 200  # records
+FEW = 4  # times fewer different cells than the text has: another column
 OTHERS = {
     *ID_COLUMNS,
     *LANGUAGE_COLUMNS,
@@ -74,9 +75,12 @@ def look(columns: Sequence[Sequence[str]], reading: Reading, names: AudioNames, 
         ways = ((cells, word) for cells in (whole, filled) for word in WORDS)
         found = ([place for place in others if _has_words(cells[place], word)] for cells, word in ways)
         text = next(filter(None, found), [])
-        varied = [place for place in text if len({*whole[place]}) > 1]  # the others name the only speaker, or a place
-        if len(varied) == 1 and 2 * len({*whole[varied[0]]}) > len(whole[varied[0]]):
-            text = varied
+        different = {place: len({*whole[place]}) for place in text}
+        most = max(different, key=different.__getitem__, default=-1)
+        # The others say again and again who speaks, or that a clip is good.
+        few = [place for place in text if different[place] == 1 or FEW * different[place] <= different[most]]
+        if 2 * different.get(most, 0) > len(whole[most]) and {*text} - {*few} == {most}:
+            text = [most]
     return Columns(audio, text, has_header)
 
 

@@ -148,12 +148,17 @@ def test_a_file_that_is_in_two_folders_or_in_that_of_another_part_is_not_taken(a
     ]
 
 
+NUMBERS = "eins zwei drei vier fünf sechs sieben acht".split()
+REMARKED = [[f"{number}.wav", text, "Lärm" if number == 3 else "gut"] for number, text in enumerate(NUMBERS, 1)]
+
+
 @pytest.mark.parametrize(
     ("rows", "found"),
     [
         ([["Nr", "Datei", "Satz"], ["1", "1.wav", "eins"], ["2", "2.wav", "zwei"]], ("datei", "satz")),
         ([["Sprecher", "Datei", "Satz"], ["Anna", "1", "eins"], ["Anna", "2", "zwei"]], ("datei", "satz")),
         ([["speaker", "Datei", "Satz"], ["Anna", "1", "eins"], ["Bert", "2", "zwei"]], ("datei", "satz")),
+        ([["Datei", "Satz", "Notiz"], *REMARKED], ("datei", "satz")),
         ([["Satz", "Datei"], ["", "1.wav"], ["zwei", "2.wav"]], ("datei", "satz")),
         ([["Stufe", "Datei", "Satz"], ["1", "1", "A"], ["1", "2", "B"]], ("datei", "satz")),
         ([["9", "8.wav", "fort"], ["1", "1.wav", "eins"], ["2", "2.wav", "zwei"]], ("2", "3")),
