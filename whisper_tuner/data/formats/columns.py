@@ -104,8 +104,8 @@ def unclear(path: Path, heads: Sequence[str], seen: Columns, reading: Reading) -
             names = [heads[place].strip().lower() or f"{place + 1}" for place in places]
             return DataError(
                 f"{path}: {' and '.join(names)} may each be its column of {kind}",
-                remedy=f"Say which: --{kind}-column {shlex.quote(names[0])} for an import, {kind}_column = {names[0]} "
-                "in the dataset's section.",
+                remedy=f"Call the right one {kind} in the file. Or say which: --{kind}-column {shlex.quote(names[0])} "
+                f"for an import, {kind}_column = {names[0]} in the dataset's section.",
             )
     lower = [head.strip().lower() for head in heads]
     return no_column(path, lower, replace(reading, audio_column=lower[seen.audio[0]]) if seen.audio else reading, "")

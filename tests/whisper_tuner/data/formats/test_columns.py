@@ -148,7 +148,7 @@ def test_a_file_that_is_in_two_folders_or_in_that_of_another_part_is_not_taken(a
     ]
 
 
-NUMBERS = "eins zwei drei vier fünf sechs sieben acht".split()
+NUMBERS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht"]
 REMARKED = [[f"{number}.wav", text, "Lärm" if number == 3 else "gut"] for number, text in enumerate(NUMBERS, 1)]
 
 
