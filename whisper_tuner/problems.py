@@ -65,7 +65,12 @@ def listed(problems: Iterable[Problem], shown: int) -> list[str]:
     return [*lines, f"and {left} more"] if left else lines
 
 
-def write_problems(path: Path, problems: Iterable[tuple[Path, Sequence[Problem]]]) -> None:
+def write_problems(path: Path, problems: Sequence[tuple[Path, Sequence[Problem]]]) -> None:
     """Write a CSV with the columns manifest, line, kind, what."""
-    rows = ((manifest / p.file, p.line, p.kind, p.what) for manifest, found in problems for p in found)
+    folders = {manifest: manifest if manifest.is_dir() else manifest.parent for manifest, _ in problems}
+    rows = (
+        (folders[manifest] / p.file if p.file else manifest, p.line, p.kind, p.what)
+        for manifest, found in problems
+        for p in found
+    )
     write_table(path, ("manifest", "line", "kind", "what"), rows)

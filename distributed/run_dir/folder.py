@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -17,7 +18,6 @@ from whisper_tuner.errors import RunError
 from whisper_tuner.files import DISK
 
 STAMP = "%Y%m%d-%H%M%S"  # how the name of a run begins
-DISK_REMEDY = "Free some space, or choose another folder with runs_dir."
 
 
 @contextlib.contextmanager
@@ -42,8 +42,13 @@ def new_run(runs_dir: Path, name: str, *, keep: bool = True) -> Iterator[Path]:
             for folder in folders[: folders.index(there)]:
                 folder.rmdir()
         if isinstance(error, OSError) and error.errno in DISK:
-            raise RunError(f"{error.filename or path}: {error.strerror}", remedy=DISK_REMEDY) from None
+            raise RunError(f"{error.filename or path}: {error.strerror}", remedy=_remedy(error)) from None
         raise
+
+
+def _remedy(error: OSError) -> str:
+    is_full = error.errno in DISK - {errno.EROFS}
+    return "Free some space, or choose another folder with runs_dir." if is_full else "Set runs_dir to another folder."
 
 
 def as_file_name(name: str) -> str:
@@ -66,8 +71,7 @@ def _create(runs_dir: Path, name: str) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            remedy = DISK_REMEDY if error.errno in DISK else "Choose another folder with runs_dir."
-            raise RunError(f"{path}: {error.strerror}", remedy=remedy) from None
+            raise RunError(f"{path}: {error.strerror}", remedy=_remedy(error)) from None
         return path
     raise RunError(f"{runs_dir}: no free name for {stem}")
 

@@ -96,7 +96,9 @@ def data_import(
     _check_usable(found)
     said = _save(config, save, keys) if save else "For config.ini:"
     if not as_json:
-        _show_section(console, said, lines, [kind for kind in LACKED if kind not in keys])
+        spoken = f" --language {keys['language']}" if "language" in keys else ""
+        command = f"multimac train {save or shlex.quote(str(shown(out.absolute())))}{spoken}"
+        _show_section(console, said, lines, [kind for kind in LACKED if kind not in keys], command)
     return ExitStatus.OK
 
 
@@ -122,8 +124,8 @@ def _section(
     return keys, [f"[dataset:{name}]", *(f"{key} = {value}" for key, value in keys.items())]
 
 
-def _show_section(console: Console, said: str, lines: Sequence[str], missing: Sequence[str]) -> None:
-    """Print the lines for config.ini; missing: the parts without any clips."""
+def _show_section(console: Console, said: str, lines: Sequence[str], missing: Sequence[str], command: str) -> None:
+    """Print the lines for config.ini; missing: the parts without any clips. command: trains at once."""
     if missing:
         without = " and ".join(LACKED[kind] for kind in missing)
         sets = " and no ".join(f"{kind} set" for kind in missing)
@@ -131,6 +133,7 @@ def _show_section(console: Console, said: str, lines: Sequence[str], missing: Se
     console.print(f"\n{said}\n", soft_wrap=True)
     for line in lines:
         console.print(f"    {line}", soft_wrap=True)
+    console.print(f"\nOr to train on it at once, with parts of it to validate and test: {command}", soft_wrap=True)
 
 
 def _check_free(config: Path, name: str, out: Path) -> None:

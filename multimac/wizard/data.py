@@ -30,16 +30,18 @@ from whisper_tuner.data.checks.finding import Finding, Needs
 from whisper_tuner.data.checks.material import Material
 from whisper_tuner.data.checks.table import findings
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
+from whisper_tuner.data.formats.columns import UnclearColumn
 from whisper_tuner.data.formats.layouts import kinds_inside, parts_of, with_siblings
 from whisper_tuner.data.formats.lists import STEM, TABLES, is_list
 from whisper_tuner.data.formats.pairs import TEXT
-from whisper_tuner.data.formats.rows import AS_IT_IS, KIND_OF
-from whisper_tuner.data.importing import OutsideAudio, import_source, outside_of
+from whisper_tuner.data.formats.rows import AS_IT_IS, KIND_OF, Reading
+from whisper_tuner.data.importing import LEFT_OUT, ImportedPart, OutsideAudio, import_source, outside_of
 from whisper_tuner.data.splitting import split
 from whisper_tuner.errors import ConfigError, DataError, TunerError
 from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.files import expanded, is_audio, shown
 from whisper_tuner.languages import language_code
+from whisper_tuner.problems import Kind
 from whisper_tuner.text import counted, duration
 
 from .draft import KINDS, Data, numbered
@@ -50,6 +52,7 @@ DEPTH = 4  # levels of folders below the current one
 SEARCH_S = 2.0  # a home folder holds too much to search it all while a person waits
 SKIPPED = {"runs", "node_modules", "site-packages", "__pycache__", "build", "dist", "tests"}
 SHOWN = 3  # clips
+COLUMNS = {"audio_column": "recordings' names", "text_column": "texts"}
 OTHER_DATA = "another folder or table (CSV, Excel, JSON), such as ~/recordings"
 AGAIN = Option(value="again", title="choose other data (or fix this first, then choose it again)")
 Manifests = dict[str, Path]  # by kind: one to train on, and those that belong to it by name
@@ -65,16 +68,8 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
         else:
             message = "Your recordings: a folder or table (CSV, Excel, JSON; docs/data.md):"
             answer = questions.text("data", message, "", _check)
-        path = Path(os.path.normpath(typed_path(answer).absolute()))
         try:
-            if answer in offers:
-                data = replace(offers[answer], samples={}, split={})  # without those of an earlier answer
-            else:
-                data = Data(manifests=bring_in(questions, path, console) or beside(path))
-            train = data.manifests["train"]
-            data.manifests, data.source = dict.fromkeys(kinds_inside(train), train) | data.manifests, train
-            with quiet_mp3():
-                _read(questions, data, console)
+            data = _chosen(questions, offers.get(answer), typed_path(answer), console)
         except TunerError as error:
             questions.earlier.pop("data", None)  # what is refused is not suggested again
             questions.again("This data cannot be used.", [AGAIN], error)
@@ -83,12 +78,39 @@ def ask_data(questions: Questions, config: ConfigFile, console: Console) -> Data
             return data
 
 
-def bring_in(questions: Questions, source: Path, console: Console) -> dict[str, Path]:
+def _chosen(questions: Questions, offer: Data | None, named: Path, console: Console) -> Data:
+    """Read the recordings of an offer, else those that were named; asks for a column that cannot be told."""
+    path = Path(os.path.normpath(named.absolute()))
+    said = {key: questions.answers[key] for key in COLUMNS if key in questions.answers}
+    reading = replace(offer.reading if offer else AS_IT_IS, **said)
+    while True:
+        try:
+            if offer:
+                data = replace(offer, samples={}, split={}, reading=reading)  # without those of an earlier answer
+            elif own := bring_in(questions, path, reading, console):
+                data = Data(manifests=own)
+            else:
+                data = Data(manifests=beside(path, reading), reading=reading)
+            train = data.manifests["train"]
+            inside = dict.fromkeys(kinds_inside(train, data.reading), train)
+            data.manifests, data.source = inside | data.manifests, train
+            with quiet_mp3():
+                _read(questions, data, console)
+            return data
+        except UnclearColumn as error:
+            if not questions.interactive:
+                raise
+            message = f"Which column is that of the {COLUMNS[error.key]}?"
+            options = [Option(value=name, title=name) for name in error.names]
+            reading = replace(reading, **{error.key: questions.select(error.key, message, options, error.names[0])})
+
+
+def bring_in(questions: Questions, source: Path, reading: Reading, console: Console) -> dict[str, Path]:
     """Import recordings whose audio must be cut or taken out first, such as those with subtitles.
 
     Returns the new manifests, by kind; none where `source` can be used as it is. Raises DataError, ConfigError.
     """
-    parts = questions.once("look", source, lambda: parts_of(source))
+    parts = questions.once("look", (source, reading), lambda: parts_of(source, reading))
     why = next((part.cut for part in parts.values() if part.cut), "")
     if not why:
         return {}
@@ -96,17 +118,26 @@ def bring_in(questions: Questions, source: Path, console: Console) -> dict[str, 
     default = str(shown(Path.cwd() / f"{source.stem}-clips"))
     out = expanded(questions.text("import", "Folder for the clips and their manifests:", default)).absolute()
 
-    def cut(outside: Sequence[Path] = ()) -> dict[str, Path]:
+    def cut(outside: Sequence[Path] = ()) -> list[ImportedPart]:
         questions.cut += [out] if out not in questions.cut else []
         with working(console, f"cutting {shown(source)}") as tell:
-            return {one.kind: one.manifest for one in import_source(source, out, outside=outside, tell=tell)}
+            return import_source(source, out, reading, outside=outside, tell=tell)
 
     try:
-        return questions.once("cut", (source, out), cut)
-    except OutsideAudio as found:
-        if not questions.confirm("outside", f"{found.args[0]}. May they be used?", False):
+        found = questions.once("cut", (source, out, reading), cut)
+    except OutsideAudio as error:
+        if not questions.confirm("outside", f"{error.args[0]}. May they be used?", False):
             raise
-        return questions.once("cut", (source, out, found.folders), partial(cut, found.folders))
+        found = questions.once("cut", (source, out, reading, error.folders), partial(cut, error.folders))
+    problems = [problem for one in found for problem in one.problems]
+    if problems:
+        console.print(f"{described(problems)}\nall that was left out: {shown(out / LEFT_OUT)}", markup=False)
+    if any(problem.kind == Kind.TOO_LONG for problem in problems):
+        what = "To have clips that are too long cut at pauses, import with --keep-long first:"
+        console.print(
+            f"{what} multimac data import {shlex.quote(str(shown(source)))} --out NAME --keep-long", markup=False
+        )
+    return {one.kind: one.manifest for one in found}
 
 
 def find(folder: Path) -> list[Manifests]:
@@ -114,13 +145,13 @@ def find(folder: Path) -> list[Manifests]:
     return [files for files in _grouped(_files(folder)) if "train" in files]
 
 
-def beside(manifest: Path) -> Manifests:
+def beside(manifest: Path, reading: Reading) -> Manifests:
     """Return what the user named, to train on, with what belongs to it: files of the same format, by their names.
 
     Raises DataError for a part to validate or test with.
     """
     if manifest.is_dir():
-        return with_siblings(manifest, AS_IT_IS)
+        return with_siblings(manifest, reading)
     same = [path for path in sorted(manifest.parent.iterdir()) if path.suffix.lower() == manifest.suffix.lower()]
     groups = _grouped([manifest, *filter(is_list, same)])
     [files] = [files for files in groups if manifest in files.values()]
@@ -142,7 +173,8 @@ def _found(config: ConfigFile, console: Console, *, nearby: bool) -> tuple[dict[
             values, folder = config.section("dataset", name).values, config.path.parent
             manifests = {kind: (folder / expanded(values[kind])).absolute() for kind in KINDS if values.get(kind)}
             if "train" in manifests:
-                offers[name] = Data(section=name, language=values.get("language", ""), manifests=manifests)
+                language, reading = values.get("language", ""), Reading.of(values)
+                offers[name] = Data(section=name, language=language, manifests=manifests, reading=reading)
         known = {data.manifests["train"] for data in offers.values()}
         found = [files for files in find(Path.cwd()) if files["train"] not in known] if nearby else []
         offers |= {str(files["train"]): Data(manifests=files) for files in found}
@@ -187,13 +219,13 @@ def _read(questions: Questions, data: Data, console: Console) -> None:
     def load(path: Path, kind: str) -> Manifest:
         index = AudioIndex(FactStore(PROJECT / STORE / CACHE))  # a run asks for the same headers
         with working(console, f"reading {shown(path)}"):
-            manifest = load_manifest(path, kind=kind, index=index)
+            manifest = load_manifest(path, kind=kind, index=index, reading=data.reading)
         index.save()
         check_usable(manifest)
         return manifest
 
     for kind, path in data.manifests.items():
-        manifest = questions.once("read", (kind, path, _stamp(path)), partial(load, path, kind))
+        manifest = questions.once("read", (kind, path, _stamp(path), data.reading), partial(load, path, kind))
         data.samples[kind] = manifest.samples
         for note in manifest.notes:
             console.print(note, markup=False, style="yellow")
@@ -244,7 +276,8 @@ def _show_checks(questions: Questions, data: Data, console: Console) -> None:
         return
     counts = "; ".join(f"{kind.name}: {rows_in_words(rows)}" for kind, rows in by_kind(found))
     console.print(f"Look at: {counts}.", style="yellow", markup=False)
-    if not all(path.is_file() for path in data.manifests.values()):  # a folder of recordings is no manifest
+    # A folder of recordings is no manifest, and what was said of columns stands in the profile alone.
+    if data.reading != AS_IT_IS or not all(path.is_file() for path in data.manifests.values()):
         data.is_doubtful = True
         return
     named = shlex.join(str(shown(path)) for path in data.manifests.values())
@@ -279,6 +312,8 @@ def ask_split(questions: Questions, data: Data, console: Console) -> Data:
         console.print(f"Not split: {error}.", style="yellow")
         return data
     # Files beside the manifest that do not exist yet: mine.csv -> mine-train.csv, mine-test.csv.
+    if data.reading != AS_IT_IS:  # all lists of a profile are read alike
+        done = replace(done, parts={kind: data.samples[kind] for kind in data.manifests} | done.parts)
     manifest = data.manifests["train"]
     match = STEM.fullmatch(manifest.stem)
     stem = (match[1] if match else manifest.stem) or "split"

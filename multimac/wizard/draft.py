@@ -14,6 +14,7 @@ from distributed.plan.job import Job, resolve
 from distributed.ssh.host import Hosts
 from whisper_tuner.config import ConfigFile, Section, read_text, with_sections
 from whisper_tuner.data.dataset import Sample, write_manifest
+from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.files import shown, write_shared
 from whisper_tuner.model.memory import ModelShape
@@ -35,12 +36,14 @@ class Model:
 class Data:
     """The recordings, by kind: `manifests` as they were found, those of a `split` still to be written, all `samples`.
 
-    source: what the user named. language: as its section has it. stated_language: the code that the recordings' own
-    lists give. is_doubtful: there are rows to look at, by a command that needs the saved profile.
+    source: what the user named. reading: what they, or its section, say of its columns. language: as its section has
+    it. stated_language: the code that the recordings' own lists give. is_doubtful: there are rows to look at, by a
+    command that needs the saved profile.
     """
 
     section: str = ""
     source: Path = Path()
+    reading: Reading = AS_IT_IS
     language: str = ""
     stated_language: str = ""
     manifests: dict[str, Path] = field(default_factory=dict)
@@ -99,13 +102,16 @@ class Draft:
         model = self.model
         profile = {"model": model.section} if model.section else {"base_model": self._inside(Path(model.base_model))}
         profile["dataset"] = data.section or self.name
+        columns = {key: value for key, value in vars(data.reading).items() if value}
         if not data.section:
-            found.append((f"dataset:{self.name}", manifests | ({"language": self.language} if self.language else {})))
+            more = {} if data.split else columns  # lists that were split are our own
+            more |= {"language": self.language} if self.language else {}
+            found.append((f"dataset:{self.name}", manifests | more))
         elif self.language != data.language:
             profile["language"] = self.language
         profile |= {"method": self.method} | self.settings
         if data.section and data.split:
-            profile |= manifests
+            profile |= manifests | dict.fromkeys(columns, "")
         found.append((f"profile:{self.name}", profile))
         if self.group:
             hosts = {"hosts_config": self._inside(self.group.path)}

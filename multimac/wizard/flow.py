@@ -115,6 +115,8 @@ def train(
     language: Annotated[str, typer.Option(help="Language of the speech, such as fr.")] = "",
     model: Annotated[str, typer.Option(help="A folder, or a hub id. [default: what suits machine and speech]")] = "",
     hosts: Annotated[Path | None, typer.Option("--hosts", help="Hosts file: train on all its machines.")] = None,
+    audio_column: Annotated[str, typer.Option(help="Column of the audio's names; without a header, its number.")] = "",
+    text_column: Annotated[str, typer.Option(help="Column of the text; without a header, its number.")] = "",
     watch: Watching = False,
     detach: Detach = False,
     config: Config = CONFIG,
@@ -124,15 +126,17 @@ def train(
     Ctrl-C stops the run, which can be resumed; a run goes on when its terminal closes.
     """
     console = Console()
-    if not (path := typed_path(recordings)).exists():
+    path, is_set = typed_path(recordings), ConfigFile(config, read_text(config)).has("dataset", recordings)
+    if not (is_set or path.exists()):
         remedy = "Name a folder with recordings and texts, or a table that names them: docs/data.md has all layouts."
         raise ConfigError(f"{recordings}: there is no such file or folder{like(path)}", remedy=remedy)
-    check_writable(config.absolute().parent)
+    check_writable(config.absolute().parent, "Name a config.ini in another folder: --config FILE")
     if language:
         language_code(language)
     if hosts:
         load_hosts(hosts)  # what is wrong is told before all else
-    given = {"data": recordings, "language": language, "model": model, "where": HOSTS if hosts else ALONE}
+    given = {"data": recordings, "audio_column": audio_column, "text_column": text_column, "language": language}
+    given |= {"model": model, "where": HOSTS if hosts else ALONE}
     questions = Questions(console=console, answers={key: value for key, value in given.items() if value}, place="--")
     with as_ctrl_c(signal.SIGHUP, signal.SIGTERM), tempfile.TemporaryDirectory(prefix="multimac-train-") as scratch:
         try:

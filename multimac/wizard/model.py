@@ -126,7 +126,7 @@ def suggested_model(
     here.sort(key=lambda model: model.base_model == str(BUNDLED))
     known = [model for model in here if language in ("", "en") or not _is_english_only(model)]
     if here and not known and here[0].base_model != str(BUNDLED):
-        what = f"{shown(Path(here[0].base_model))} is on this disk, but knows English only. It can learn {language}"
+        what = f"{shown(Path(here[0].base_model))} is on this disk, but knows English only. It can learn {LANGUAGES.get(language, [language])[0].title()}"
         console.print(f"{what} all the same, if you choose it.", style="yellow", markup=False)
     here = known
     if usual and here:

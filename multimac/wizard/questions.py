@@ -37,6 +37,8 @@ EXAMPLE = "The wizard's --save-answers FILE writes a correct one."
 KEYS = {
     "model": "name of a [model:NAME], a published size by hub id (openai/whisper-small), or a folder",
     "data": "name of a [dataset:NAME], or the path of a manifest or folder (validation and test are found beside it)",
+    "audio_column": "column of the names of recordings, where several may be it; without a header, its number",
+    "text_column": "column of the texts, likewise",
     "import": "folder for the clips, where audio has to be cut, as with subtitles",
     "outside": "yes or no: use files that lie outside of what is imported",
     "split": "yes or no: split off validation and test clips where there are none",
@@ -62,7 +64,19 @@ KEYS = {
     "start": "now, or later (only save)",
 }
 # Whether these are asked depends on the machines, so an answer that was not needed is no mistake.
-IF_NEEDED = {"import", "outside", "language", "english_only", "keep_best", "setup", "overwrite", "master", "together"}
+IF_NEEDED = {
+    "audio_column",
+    "text_column",
+    "import",
+    "outside",
+    "language",
+    "english_only",
+    "keep_best",
+    "setup",
+    "overwrite",
+    "master",
+    "together",
+}
 JSON = re.compile(r'\s*(\{|\[\s*["\[{\]])')  # an object or a list; an INI file may begin with [answers]
 OTHER = "\0other"
 Check = Callable[[str], object]  # raises OSError, ValueError or TunerError for an impossible answer; `str` accepts all

@@ -125,7 +125,7 @@ class Cutter:
 
     def _check_length(self, name: str, seconds: float) -> None:
         if seconds > self._max_duration_s:
-            raise BadRow(Kind.TOO_LONG, f"{name} lasts {seconds:.1f} s, more than {self._max_duration_s:g} s")
+            raise BadRow(Kind.TOO_LONG, f"a part of {name} lasts {seconds:.1f} s, more than {self._max_duration_s:g} s")
 
     def _recording(self, path: Path) -> Recording:
         if self._open and self._open[0] == path:

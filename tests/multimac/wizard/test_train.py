@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import csv
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from small_whisper import write_whisper
-from test_wizard_layouts import clips, pairs
+from test_wizard_layouts import clips, pairs, subtitles
 
 import cli_typer
+from distributed.plan.job import resolve
 from multimac.wizard import flow
 from whisper_tuner.config import ConfigFile
+from whisper_tuner.data.dataset import load_manifest
+from whisper_tuner.data.formats.rows import Reading
 
 __all__ = ["clips"]
 
@@ -86,7 +91,7 @@ def test_a_hosts_file_may_be_named_from_here(tmp_path, monkeypatch):
         (
             "fr",
             "tiny.en",
-            "tiny.en is on this disk, but knows English only. It can learn fr all the same, if you choose it.",
+            "tiny.en is on this disk, but knows English only. It can learn French all the same, if you choose it.",
         ),
         ("en", "tiny.en", "tiny.en is on this disk"),
         ("fr", "tiny", "tiny is on this disk"),
@@ -133,3 +138,54 @@ def test_too_few_validation_clips_for_the_best_epoch_are_told(tmp_path, monkeypa
     assert cli_typer.main(["train", "voice", "--language", "fr", "--model", "tiny"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "4 validation clips are too few to choose the best epoch by: the model is that of the last one." in said
+
+
+def two_columns(folder: Path, clips) -> Path:
+    """Write recordings with a table of which nobody can tell whether the text or the title was said."""
+    (folder / "voice").mkdir()
+    rows = ["Datei;Satz;Titel"]
+    for audio, text in clips:
+        shutil.copy(audio, folder / "voice")
+        rows.append(f"{audio.name};{text};Aufnahme von {text}")
+    (folder / "voice" / "texte.csv").write_text("\n".join(rows) + "\n")
+    return folder / "voice"
+
+
+@pytest.mark.parametrize("given", ["an option", "the section"])
+def test_a_column_that_cannot_be_told_may_be_named(tmp_path, monkeypatch, capsys, clips, given):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(flow, "_run", lambda *_, **__: 0)
+    write_whisper(tmp_path / "tiny", multilingual=True, seconds=5)
+    voice = two_columns(tmp_path, clips)
+    command = ["train", str(voice), "--language", "en", "--model", "tiny"]
+    assert cli_typer.main(command) == 4
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "satz and titel may each be its column of text. Call the right one text in the file." in said
+    if given == "an option":
+        command += ["--text-column", "satz"]
+    else:
+        Path("config.ini").write_text(f"[dataset:mine]\ntrain = {voice}/texte.csv\ntext_column = satz\n")
+        command[1] = "mine"
+    assert cli_typer.main(command) == 0
+    [name] = ConfigFile(tmp_path / "config.ini").names("profile")
+    parts = vars(resolve(ConfigFile(tmp_path / "config.ini"), name).profile)
+    read = [load_manifest(parts[kind], reading=Reading.of(parts)).samples for kind in ("train", "validation", "test")]
+    assert sorted(sample.text for part in read for sample in part) == sorted(text for _, text in clips)
+
+
+def test_what_was_left_out_where_audio_is_cut_is_told(tmp_path, monkeypatch, capsys, clips):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(flow, "_run", lambda *_, **__: 0)
+    write_whisper(tmp_path / "tiny", multilingual=True, seconds=5)
+    (tmp_path / "talks").mkdir()
+    subtitles(tmp_path / "talks", clips)
+    cues = (tmp_path / "talks/talk0.srt").read_text().split("\n\n")
+    cues[1:] = [f"2\n{cues[1].splitlines()[1].partition(' -->')[0]} --> 00:00:40,000\nToo much in one."]
+    (tmp_path / "talks/talk0.srt").write_text("\n\n".join(cues))
+    assert cli_typer.main(["train", "talks", "--language", "en", "--model", "tiny"]) == 0
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "1 row left out: 1 too long talk0.srt line 6: a part of talk0.wav lasts" in said
+    assert "import with --keep-long first: multimac data import talks --out NAME --keep-long" in said
+    with (tmp_path / "talks-clips/left-out.csv").open() as file:
+        [row] = csv.DictReader(file)
+    assert Path(row["manifest"]) == tmp_path / "talks/talk0.srt"

@@ -21,6 +21,7 @@ from multimac.wizard.hosts import speed_up, suggested_strategy
 from multimac.wizard.questions import Questions
 from whisper_tuner.config import ConfigFile
 from whisper_tuner.data.dataset import Sample
+from whisper_tuner.data.formats.rows import AS_IT_IS
 from whisper_tuner.errors import ConfigError, DataError, ExitStatus, ModelError, TunerError
 
 MINE = ("profile:mine", {"epochs": "5", "method": "lora"})
@@ -72,21 +73,21 @@ def test_manifests_are_found_by_header_and_grouped_by_name(tmp_path):
         {"train": "fr_train.jsonl", "test": "fr_test.jsonl"},
         {"train": "d"},
     ]
-    assert beside(tmp_path / "a/train.csv").keys() == {"train", "validation"}
+    assert beside(tmp_path / "a/train.csv", AS_IT_IS).keys() == {"train", "validation"}
 
 
 def test_a_manifest_that_is_named_may_end_as_it_likes(tmp_path):
     for name in ("train.txt", "test.txt", "notes.txt"):
         (tmp_path / name).write_text("day,note\n" if name == "notes.txt" else "audio,text\n")
-    assert beside(tmp_path / "train.txt") == {"train": tmp_path / "train.txt", "test": tmp_path / "test.txt"}
+    assert beside(tmp_path / "train.txt", AS_IT_IS) == {"train": tmp_path / "train.txt", "test": tmp_path / "test.txt"}
     (tmp_path / "mine.txt").write_text("audio,text\n")
-    assert beside(tmp_path / "mine.txt") == {"train": tmp_path / "mine.txt"}
+    assert beside(tmp_path / "mine.txt", AS_IT_IS) == {"train": tmp_path / "mine.txt"}
     with pytest.raises(
         DataError, match=r"test\.txt is the test set of train\.txt, which lies beside it\n  Name .*train"
     ):
-        beside(tmp_path / "test.txt")
+        beside(tmp_path / "test.txt", AS_IT_IS)
     (tmp_path / "train.txt").unlink()
-    assert beside(tmp_path / "test.txt") == {"train": tmp_path / "test.txt"}
+    assert beside(tmp_path / "test.txt", AS_IT_IS) == {"train": tmp_path / "test.txt"}
 
 
 def test_speed_up_is_that_of_the_forecast(job):
@@ -291,7 +292,7 @@ def test_a_folder_may_be_named_with_all_its_parts(tmp_path):
     for name in ("train", "dev", "test", "other"):
         (tmp_path / "cv" / f"{name}.tsv").write_text("client_id\tpath\tsentence\n")
     names = {"train": "train.tsv", "validation": "dev.tsv", "test": "test.tsv"}
-    assert beside(tmp_path / "cv") == {kind: tmp_path / "cv" / name for kind, name in names.items()}
+    assert beside(tmp_path / "cv", AS_IT_IS) == {kind: tmp_path / "cv" / name for kind, name in names.items()}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from test_train import two_columns
 from test_wizard_layouts import clips, subtitles
 
 from whisper_tuner.config import ConfigFile
@@ -242,6 +243,22 @@ def test_clips_that_were_cut_stay_and_are_not_cut_again(folder, screen, clips, t
     assert screen.wait() == 130
     screen.expect("Stopped: nothing was written but the clips in talks-clips.")
     assert (folder / "talks-clips" / "train.csv").is_file()
+
+
+def test_a_column_that_cannot_be_told_is_asked_for(folder, screen, clips, tmp_path):
+    voice = two_columns(tmp_path, clips)
+    for question, keys in {
+        "Which recordings": DOWN + ENTER,
+        "another folder or table (CSV, Excel, JSON), such as ~/recordings:": f"{voice}{ENTER}",
+        "Which column is that of the texts?": ENTER,
+        "Language": "en" + ENTER,
+        "Ready?": 3 * DOWN + ENTER,
+    }.items():
+        screen.expect(question)
+        time.sleep(0.1)
+        screen.type(keys)
+    assert screen.wait() == 0
+    assert "Aufnahme" not in (voice / "texte-train.csv").read_text()
 
 
 @pytest.mark.parametrize("keys", ["", ENTER])

@@ -40,6 +40,17 @@ WORD = r"(?<!\S)(?!\S*(?:[\d_/\\@]|\.\w))\S*?"
 WORDS = re.compile(WORD + r"(?:[^\W\d_]\S|[\u0e00-\uffff])"), re.compile(WORD + r"[^\W\d_]")
 
 
+class UnclearColumn(DataError):
+    """Several columns may be the one of audio, or of text. key: of Reading, which says it. names: of those columns."""
+
+    def __init__(self, what: str, key: str, names: Sequence[str]):
+        kind = key.removesuffix("_column")
+        option = f"--{kind}-column {shlex.quote(names[0])}"
+        remedy = f"Call the right one {kind} in the file. Or say which: {option} for `train` and an import, "
+        super().__init__(what, remedy=f"{remedy}{key} = {names[0]} in the dataset's section.")
+        self.key, self.names = key, names
+
+
 class Columns(NamedTuple):
     """The places that may be audio, and those that may be text; whether the first record names the columns."""
 
@@ -102,11 +113,8 @@ def unclear(path: Path, heads: Sequence[str], seen: Columns, reading: Reading) -
     for kind, places in (("audio", seen.audio), ("text", seen.text)):
         if len(places) > 1:
             names = [heads[place].strip().lower() or f"{place + 1}" for place in places]
-            return DataError(
-                f"{path}: {' and '.join(names)} may each be its column of {kind}",
-                remedy=f"Call the right one {kind} in the file. Or say which: --{kind}-column {shlex.quote(names[0])} "
-                f"for an import, {kind}_column = {names[0]} in the dataset's section.",
-            )
+            what = f"{path}: {' and '.join(names)} may each be its column of {kind}"
+            return UnclearColumn(what, f"{kind}_column", names)
     lower = [head.strip().lower() for head in heads]
     return no_column(path, lower, replace(reading, audio_column=lower[seen.audio[0]]) if seen.audio else reading, "")
 

@@ -24,6 +24,7 @@ from whisper_tuner.data.formats import (
     saved,
     subtitles,
 )
+from whisper_tuner.data.formats.columns import UnclearColumn
 from whisper_tuner.data.formats.place import NAME_A_FILE, Place, read_bytes
 from whisper_tuner.data.formats.rows import (
     AS_IT_IS,
@@ -84,6 +85,8 @@ def parts_of(path: Path, reading: Reading = AS_IT_IS) -> Parts:
         if not inner and any(is_file(path / name) for name in MODEL_FILES):
             what = f"{path} is a folder with a model, not with recordings"
             raise DataError(what, remedy="Name it as the model (--model), and a folder or table of recordings as data.")
+        if not inner and len(unclear := [one for one in tried if isinstance(one, UnclearColumn)]) == 1:
+            raise unclear[0]
         if not inner:
             raise _unknown(place, "is a folder of no layout that is known", tried)
         if inner != path:
@@ -150,7 +153,7 @@ def _divided(part: Part, kind: str, *, is_alone: bool) -> Parts:
     return {own: part.only(kind_of, own, notes) for own in parts}
 
 
-def _inside(place: Place, reading: Reading) -> tuple[Path | None, list[str]]:
+def _inside(place: Place, reading: Reading) -> tuple[Path | None, list[DataError]]:
     """(a folder itself, if a file of it lists its recordings by what is in it, or the one in it that is a data set; why
     others are not). Raises DataError if several are.
     """
@@ -163,7 +166,7 @@ def _inside(place: Place, reading: Reading) -> tuple[Path | None, list[str]]:
         own = Place(folder)
         listed, why = lists.by_content(own, reading)
         inner += [folder] if listed or any(layout.recognises(own) for layout in LAYOUTS.values()) else []
-        tried += [f"{folder.name}/{one}" for one in why]
+        tried += why
     if len(inner) > 1:
         names = ", ".join(folder.name for folder in inner)
         raise DataError(f"{place.path} has several data sets: {names}", remedy="Name the folder of one of them.")
@@ -193,14 +196,15 @@ def _telling(place: Place, reading: Reading) -> str:
     )
 
 
-def _unknown(place: Place, what: str, tried: Sequence[str] = ()) -> DataError:
+def _unknown(place: Place, what: str, tried: Sequence[DataError] = ()) -> DataError:
     if not place.is_folder:
         read_bytes(place.path)  # raises what is wrong with it
         nothing = f"{place.path} is not a manifest, and there are neither subtitles nor a text of its name beside it"
         return DataError(nothing, remedy=NAME_A_FILE)
     kinds = sorted({file.suffix.lower() or file.name for file in place.files})
     holds = f"it holds {counted(len(place.files), 'file')} ({', '.join(kinds[:8])})" if place.files else "it is empty"
-    why = "".join(f"\n  {one}" for one in tried[:SHOWN]) + f"\n  and {len(tried) - SHOWN} more" * (len(tried) > SHOWN)
+    reasons = [str(one).partition("\n")[0].removeprefix(f"{place.path}/") for one in tried[:SHOWN]]
+    why = "".join(f"\n  {one}" for one in reasons) + f"\n  and {len(tried) - SHOWN} more" * (len(tried) > SHOWN)
     above = _tables_above(place.path)
     such = f" (in the folder above lies {above[0]})" if above else ""
     audio = next((file.stem for file in place.files if is_audio(file)), "")

@@ -128,16 +128,16 @@ def _shown(value: object) -> str:
     return str(value.get("path") if isinstance(value, dict) else "" if value is None else value)
 
 
-def by_content(place: Place, reading: Reading) -> tuple[dict[Path, Part], list[str]]:
+def by_content(place: Place, reading: Reading) -> tuple[dict[Path, Part], list[DataError]]:
     """(files of a folder that list its recordings by what is in them, why each of the others does not)."""
-    found, refused = {}, []
+    found, refused = {}, list[DataError]()
     for path in place.at_top(*SUFFIXES, ".txt", *SPREADSHEETS)[:MOST_TRIED]:
         if _is_split_off(path, place):
             continue
         try:
             found[path] = part(path, reading)
         except DataError as error:
-            refused.append(str(error).partition("\n")[0].removeprefix(f"{place.path}/"))
+            refused.append(error)
     return found, refused
 
 

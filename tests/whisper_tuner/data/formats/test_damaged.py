@@ -20,20 +20,20 @@ REFUSED: dict[str, tuple[dict[str, str | bytes], str, str, str]] = {
         {"l.csv": "Datei;Satz;Ort\na.wav;guten Tag;Berlin\nb.wav;gute Nacht;Bonn\n"},
         "l.csv",
         "l.csv: satz and ort may each be its column of text",
-        "--text-column satz for an import",
+        "--text-column satz for `train` and an import",
     ),
     "a sentence of all rows, and a note": (
         {"l.csv": "Datei;Satz;Art\na.wav;hey;laut\nb.wav;hey;laut\na.wav;hey;leise\nb.wav;hey;leise\n"},
         "l.csv",
         "l.csv: satz and art may each be its column of text",
-        "--text-column satz for an import",
+        "--text-column satz for `train` and an import",
     ),
     "an archive": ({"l.zip": "PK"}, "l.zip", "l.zip is an archive", "Unpack it"),
     "two keys of audio": (
         {"l.jsonl": '{"datei": "a.wav", "kopie": "b.wav", "satz": "ja"}'},
         "l.jsonl",
         "datei and kopie may each be its column of audio",
-        "--audio-column datei for an import",
+        "--audio-column datei for `train` and an import",
     ),
     "no words": (
         {"l.csv": "Datei;Nr\na.wav;id_1\nb.wav;id_2\n"},

@@ -643,7 +643,7 @@ def test_times_that_a_file_cannot_be_cut_by(tmp_path, clip):
         "b.wav": "two",
     }
     bad = {
-        "c.wav,3500,7000,in ms": "c.wav lasts 3500.0 s, more than 30 s",
+        "c.wav,3500,7000,in ms": "a part of c.wav lasts 3500.0 s, more than 30 s",
         "c.wav,8,12,past its end": "its clip ends at 12.00 s, but c.wav ends at 10.00 s",
         "c.wav,7,3,the other way round": "a clip that begins at 7 s and lasts -4 s",
         "c.wav,7,,no end": f"its row says where its clip begins, but neither its end nor its duration; {NO_TIME}",

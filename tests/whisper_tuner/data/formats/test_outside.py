@@ -12,6 +12,7 @@ import cli_typer
 from multimac.wizard.data import bring_in
 from multimac.wizard.questions import Questions
 from whisper_tuner.data.dataset import load_manifest
+from whisper_tuner.data.formats.rows import AS_IT_IS
 from whisper_tuner.data.importing import OutsideAudio, import_source
 from whisper_tuner.errors import DataError
 from whisper_tuner.problems import Kind
@@ -162,9 +163,9 @@ def test_the_wizard_asks(tmp_path, theirs, private, answer):
     asking = Questions(answers)
     if answer == "no":
         with pytest.raises(DataError, match="outside of it"):
-            bring_in(asking, source, Console(quiet=True))
+            bring_in(asking, source, AS_IT_IS, Console(quiet=True))
     else:
-        made = bring_in(asking, source, Console(quiet=True))
+        made = bring_in(asking, source, AS_IT_IS, Console(quiet=True))
         assert [sample.text for sample in load_manifest(made["train"]).samples] == ["Theirs."]
     assert asking.taken["outside"] == answer and asking.cut == [tmp_path / "out"]
 
