@@ -284,7 +284,7 @@ def _show(console: Console, job: Job, known: Known, ways: Sequence[Way], best: W
         console.print("speed-up: over the fastest machine alone", soft_wrap=True)
     corrected = [part for part in PARTS if any(way.forecast.parts[part] != way.forecast.measured[part] for way in ways)]
     if corrected:
-        told = f"{' and '.join(corrected)}: corrected by what the last run on the same hosts took"
+        told = f"{', '.join(corrected)}: corrected by what the last run on the same hosts took"
         console.print(told, soft_wrap=True)
     count = len(best.forecast.hosts)
     where = f"on {counted(count, 'machine')}" if count > 1 else "on this machine alone"

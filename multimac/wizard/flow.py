@@ -58,7 +58,7 @@ ANSWERS = "answers of the wizard"  # a kind of facts, by config.ini
 READY = [
     Option(value=NOW, title="save this and start training"),
     Option(value=MACHINES, title="train on several machines: asks which"),
-    Option(value=CHANGE, title="change something else: asks every question"),
+    Option(value=CHANGE, title="change something else: asks all other questions"),
     Option(value=LATER, title="only save it"),
     Option(value=LEAVE, title="quit and change nothing"),
 ]

@@ -139,7 +139,7 @@ def stated_language(part: Part, samples: Iterable[Sample]) -> str:
 def _must_be_imported(path: str | Path, why: str) -> DataError:
     return DataError(
         f"{path}: {why}, and must be taken out first",
-        remedy=f"Run: multimac data import {shlex.quote(str(path))} --out NAME; then set train = NAME/train.csv.",
+        remedy=f"Run: multimac data import {shlex.quote(str(path))} --out NAME; then name NAME/train.csv in its place.",
     )
 
 

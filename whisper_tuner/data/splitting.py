@@ -46,7 +46,7 @@ class Split:
         if self.left_out:
             notes.append(f"{counted(self.left_out, 'clip')} left out, whose sentence is in another part")
         if (count := len(self.parts.get("test", ()))) and count < FEW:
-            notes.append(f"{counted(count, 'clip')} for the test: few, so look at the interval beside the WER")
+            notes.append(f"{counted(count, 'clip')} for the test: few, so much of their WER is chance")
         return "; ".join(notes)
 
 
