@@ -66,6 +66,11 @@ def language_code(language: str | None) -> str:
     return code
 
 
+def language_name(code: str) -> str:
+    """Return the English name of a language; of a code that Whisper does not know, the code."""
+    return LANGUAGES.get(code, [code])[0].title()
+
+
 def text_language(spoken: str | None, task: str) -> str | None:
     """The code of the language that is written: for labels, references and what a model writes.
 

@@ -41,7 +41,7 @@ from whisper_tuner.eval.terms import told_unsaid
 from whisper_tuner.eval.wer import wer_interval
 from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.files import shown
-from whisper_tuner.languages import LANGUAGES, language_code
+from whisper_tuner.languages import language_code, language_name
 from whisper_tuner.text import counted
 
 from .evaluation_record import count_terms, record_in_runs, trained_on
@@ -165,7 +165,7 @@ def _ways(
 def _tell_language(console: Console, ways: Mapping[Candidate, Mapping[Path, Decoding]]) -> None:
     """Say by which language texts are compared that nobody has named: a test set may be in another one."""
     codes = {way.language for of_model in ways.values() for way in of_model.values() if way.language}
-    if names := " and ".join(LANGUAGES.get(code, [code])[0].title() for code in sorted(codes)):
+    if names := " and ".join(map(language_name, sorted(codes))):
         told = f"Texts are compared as {names}, the language of the run. Is the test set in another? Give --language."
         console.print(told, style="yellow", soft_wrap=True)
 

@@ -22,7 +22,7 @@ from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.eval.spoken_language import languages_heard
 from whisper_tuner.files import beside, expanded, shown
 from whisper_tuner.hub import HUB_ID, check_at_hand, folder_here
-from whisper_tuner.languages import LANGUAGES, language_code
+from whisper_tuner.languages import language_code, language_name
 from whisper_tuner.model.memory import PUBLISHED, Way, fastest, shape_of, ways_of
 from whisper_tuner.text import counted, size
 
@@ -126,8 +126,9 @@ def suggested_model(
     here.sort(key=lambda model: model.base_model == str(BUNDLED))
     known = [model for model in here if language in ("", "en") or not _is_english_only(model)]
     if here and not known and here[0].base_model != str(BUNDLED):
-        what = f"{shown(Path(here[0].base_model))} is on this disk, but knows English only. It can learn {LANGUAGES.get(language, [language])[0].title()}"
-        console.print(f"{what} all the same, if you choose it.", style="yellow", markup=False)
+        what = f"{shown(Path(here[0].base_model))} is on this disk, but knows English only. It can learn"
+        what += f" {language_name(language)} all the same, if you choose it."
+        console.print(what, style="yellow", markup=False)
     here = known
     if usual and here:
         what = f"{usual[0].base_model} cannot be fetched now; {shown(Path(here[0].base_model))} is on this disk."
@@ -219,7 +220,7 @@ def ask_language(questions: Questions, draft: Draft, console: Console) -> str:
         if questions.interactive:
             given = questions.text("language", LANGUAGE, given, language_code)
         code = language_code(given) if given else ""
-        name = LANGUAGES.get(code or "en", [code])[0].title()
+        name = language_name(code or "en")
         if not code and questions.asks_nobody:
             remedy = "Give --language, such as fr."
             if "model" not in questions.answers:
@@ -271,7 +272,7 @@ def _guessed(questions: Questions, draft: Draft, console: Console) -> str:
     if not found:
         return ""
     [(code, count)] = Counter(found).most_common(1)
-    name = LANGUAGES.get(code, [code])[0].title()
+    name = language_name(code)
     console.print(f"A guess of this model: it sounds like {name} in {count} of {len(found)} clips.", markup=False)
     return code if count > len(found) / 2 else ""
 

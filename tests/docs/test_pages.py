@@ -24,6 +24,7 @@ COLUMNS = {
     "id": rows.ID_COLUMNS,
     "speaker": rows.SPEAKER_COLUMNS,
     "language": rows.LANGUAGE_COLUMNS,
+    "task": rows.TASK_COLUMNS,
     "duration": times.DURATION_COLUMNS,
     "part": rows.SPLIT_COLUMNS,
     "begin of the clip in its recording": times.START_COLUMNS,
