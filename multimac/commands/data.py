@@ -96,9 +96,7 @@ def data_import(
     _check_usable(found)
     said = _save(config, save, keys) if save else "For config.ini:"
     if not as_json:
-        spoken = f" --language {keys['language']}" if "language" in keys else ""
-        command = f"multimac train {save or shlex.quote(str(shown(out.absolute())))}{spoken}"
-        _show_section(console, said, lines, [kind for kind in LACKED if kind not in keys], command)
+        _show_section(console, said, lines, keys, save or shlex.quote(str(shown(out.absolute()))))
     return ExitStatus.OK
 
 
@@ -124,8 +122,9 @@ def _section(
     return keys, [f"[dataset:{name}]", *(f"{key} = {value}" for key, value in keys.items())]
 
 
-def _show_section(console: Console, said: str, lines: Sequence[str], missing: Sequence[str], command: str) -> None:
-    """Print the lines for config.ini; missing: the parts without any clips. command: trains at once."""
+def _show_section(console: Console, said: str, lines: Sequence[str], keys: Mapping[str, str], recordings: str) -> None:
+    """Print the lines for config.ini, and what is missing in `keys`. recordings: how `train` is told of them."""
+    missing = [kind for kind in LACKED if kind not in keys]
     if missing:
         without = " and ".join(LACKED[kind] for kind in missing)
         sets = " and no ".join(f"{kind} set" for kind in missing)
@@ -133,7 +132,8 @@ def _show_section(console: Console, said: str, lines: Sequence[str], missing: Se
     console.print(f"\n{said}\n", soft_wrap=True)
     for line in lines:
         console.print(f"    {line}", soft_wrap=True)
-    console.print(f"\nOr to train on it at once, with parts of it to validate and test: {command}", soft_wrap=True)
+    spoken = f" --language {keys['language']}" if "language" in keys else ""
+    console.print(f"\nOr at once: multimac train {recordings}{spoken}", soft_wrap=True)
 
 
 def _check_free(config: Path, name: str, out: Path) -> None:
