@@ -178,7 +178,8 @@ def aligned(said: Sequence[Said], heard: Sequence[tuple[float, str]]) -> tuple[l
 class Bench:
     def __init__(self, args: argparse.Namespace):
         self.model, self.data, self.args = args.model.resolve(), args.data.resolve(), args
-        self.ways = {DEFAULTS: {}, **({} if args.brief else {"clips alone": CLIPS_ALONE}), **dict(args.also)}
+        kept = {"keeps": "keeps"} if args.keeps else {}
+        self.ways = {DEFAULTS: kept, **({} if args.brief else {"clips alone": CLIPS_ALONE}), **dict(args.also)}
         steps = QUICK_STEPS if args.quick else 0
         self.untouched = Task(method="", way=UNTOUCHED, seed=0, settings="", max_steps=0)
         self.tasks = [self.untouched] + [
@@ -217,7 +218,8 @@ class Bench:
         profile = profile_of(self.model, self.data, **settings)
         sections = {"profile:base": profile}
         if self.args.keeps:
-            sections["dataset:keeps"] = {"train": self.args.keeps.resolve() / "train.csv"}
+            kept = self.args.keeps.resolve()
+            sections["dataset:keeps"] = {"train": kept / "train.csv", "test": kept / "test.csv"}
         run = finetuned(folder, sections, "base")
         return self._measured_and_removed(run / "final", folder)
 
