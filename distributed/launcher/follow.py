@@ -133,12 +133,12 @@ def follow(run_dir: Path, launch: Starter, screen: Screen, *, position: int = 0)
                 screen.print("stopping now" if last else f"{finishing(len(view.hosts))}; Ctrl-C again to stop now")
             time.sleep(0.2)
     if view.end is None and interrupts:
-        screen.print(f"stopped at once; see what it has: multimac runs show {run_dir.name}")
+        screen.print(f"stopped at once; see what it has: multimac runs show {run_dir}")
         return ExitStatus.INTERRUPTED
     if view.end is None:
         raise RunError(
             f"the launcher ended without saying why (status {launcher.returncode})",
-            remedy=f"See what it has and how to go on: multimac runs show {run_dir.name}. "
+            remedy=f"See what it has and how to go on: multimac runs show {run_dir}. "
             f"Its output: {run_dir / 'launcher.log'}",
         )
     status = view.end.status

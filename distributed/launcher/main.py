@@ -24,7 +24,7 @@ from distributed.plan.launch import Launch, Rank
 from distributed.plan.run_spec import Rendezvous
 from distributed.run_dir.away import forget_away, read_away
 from distributed.run_dir.folder import only_one
-from distributed.run_dir.log import EventLog
+from distributed.run_dir.log import RESERVE, EventLog
 from distributed.run_dir.summary import NOT_EVALUATED, read_history, read_run
 from distributed.ssh.machine import on_each
 from whisper_tuner.errors import ExitStatus, TunerError
@@ -45,7 +45,7 @@ class Launcher:
     def __init__(self, run_dir: Path, *, resume: bool = False, report: str = ""):
         self.run_dir, self.resume, self._report = run_dir, resume, report
         self.launch = Launch.load(run_dir)
-        events = EventLog(run_dir / "events.jsonl")
+        events = EventLog(run_dir / "events.jsonl", reserve=RESERVE)
         self._notifier = Notifier(events, self.launch.notify, self.launch.run_id) if self.launch.notify else None
         self.events = self._notifier or events
         self._away: set[str] = set()  # who was left out as training ended

@@ -102,9 +102,9 @@ class Notifier:
         self._log(event)
         if event["type"] in RELATED:
             self._events.put(event)
-        if self._log.is_full and not self._was_full:
+        if self._log.was_full and not self._was_full:
             self._events.put(Message(PROBLEM, "the disk of the run's folder is full, or takes nothing"))
-        self._was_full = self._log.is_full
+        self._was_full = self._log.was_full
         self._warn()
 
     def close(self) -> None:

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from whisper_tuner.files import DISK
 from whisper_tuner.text import parse_json
 
 from .events import Event, event_of
 
+RESERVE = 1 << 20  # bytes: thousands of events
+FULL = "the disk of the run's folder is full: nothing is saved there until some space is freed"
+
 
 class EventLog:
     """Appends one JSON object a line; every event gets a `time` (Unix seconds).
 
-    What a full disk does not take is kept until the next event: a full disk must not end the run. Half a line, left by
+    A full disk must not end the run, and what becomes of it must be told: for that `reserve` bytes of the disk are
+    held, and given back once it is full. What it still does not take is kept until the next event. Half a line, left by
     a launcher that was killed, is removed: the first event must not become part of it.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, *, reserve: int = 0):
         self._file, self._waiting = path.open("ab", buffering=0), b""
+        self._reserve = _held(path.parent, reserve) if reserve else None
+        self.was_full = False
         *lines, last = path.read_bytes().split(b"\n")
         if decoded(last):
             self._waiting = b"\n"  # all that it lacks
@@ -29,21 +38,47 @@ class EventLog:
             self._file.truncate(sum(len(line) + 1 for line in lines))
 
     def __call__(self, event: dict) -> None:
+        self._add(event)
+        if self._write() or not self._reserve:
+            return
+        self._reserve.close()
+        self._reserve = None
+        self._add({"type": "warning", "what": FULL})
+        self._write()
+
+    def _add(self, event: dict) -> None:
         self._waiting += (json.dumps({"time": round(time.time(), 3), **event}) + "\n").encode()
+
+    def _write(self) -> bool:
+        """Write what waits; returns False where the disk does not take all of it."""
         try:
             while self._waiting:
                 self._waiting = self._waiting[self._file.write(self._waiting) :]
         except OSError as error:
             if error.errno not in DISK:
                 raise
-
-    @property
-    def is_full(self) -> bool:
-        """Tell whether the disk has not taken all that was told."""
-        return bool(self._waiting)
+            self.was_full = True
+        return not self._waiting
 
     def close(self) -> None:
         self._file.close()
+        if self._reserve:
+            self._reserve.close()
+
+
+def _held(folder: Path, size: int) -> IO[bytes] | None:
+    """Return a file without a name, so that its space is free again when it is closed; None on a full disk."""
+    with contextlib.suppress(OSError):
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it stays open
+        try:
+            file.write(bytes(size))
+            file.flush()
+            return file
+        except OSError:
+            with contextlib.suppress(OSError):  # closing tries to write once more
+                file.close()
+            raise
+    return None
 
 
 def decoded(line: bytes) -> Event | None:

@@ -330,7 +330,7 @@ def figures(events: RunEvents) -> dict[str, Any]:
     rates = {when: event.wer for when, event in measured.items()}
     after = measured.get("after")
     return {
-        "steps": max((step.step for step in steps), default=0),
+        "steps": max([*(step.step for step in steps), *_gone_on_from(events)], default=0),
         "total_steps": planned[-1].total_steps if planned else 0,
         "lost": {event.host or "": _lost(event.host or "", events) for event in events.of_type("lost")},
         "apart": dict(_apart(events.attempts)),
@@ -406,6 +406,11 @@ def _by_host(events: Iterable[Event]) -> dict[str, list[Event]]:
     for event in events:
         found.setdefault(event.host or "", []).append(event)
     return found
+
+
+def _gone_on_from(events: RunEvents) -> list[int]:
+    """Return the steps from which the last launcher went on: those before a full disk may not be recorded."""
+    return [event.step for attempt in events.attempts[-1:] for event in attempt.of_type("resume")]
 
 
 def _went_on_with(attempt: Attempt) -> dict[str | None, int]:

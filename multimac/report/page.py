@@ -26,7 +26,7 @@ from distributed.run_dir.summary import (
     read_history,
 )
 from multimac.view.models import file_name
-from multimac.view.run_tables import forecast_told
+from multimac.view.run_tables import clips_told, forecast_told
 from whisper_tuner.eval.predictions import Aligned, align
 from whisper_tuner.files import write_atomically
 from whisper_tuner.text import counted, duration, size
@@ -192,7 +192,7 @@ def _facts(run: RunSummary) -> list[tuple[str, str]]:
         ("from its start to this report", forecast_told(run)),
         ("steps", f"{run.steps:,}" if run.steps else ""),
         ("rounds", f"{run.rounds:,}" if run.rounds else ""),
-        ("clips trained", f"{run.clips:,}, in all epochs together" if run.clips else ""),
+        ("clips trained", clips_told(run)),
         ("sent over the network", size(run.bytes) if run.bytes else ""),
         ("run", run.id),
     ]

@@ -82,7 +82,7 @@ def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
         ("strategy", run.strategy),
         ("steps", f"{run.steps} of {run.total_steps}" if run.total_steps else ""),
         ("rounds", str(run.rounds or "")),
-        ("clips trained", f"{run.clips}" if run.clips else ""),
+        ("clips trained", clips_told(run)),
         ("training", ", ".join(filter(None, [duration(run.seconds or None), per_second]))),
         ("start to report", forecast_told(run)),
         ("speed-up", f"{times(speed_up)} the fastest run of one host alone" if speed_up else ""),
@@ -98,6 +98,12 @@ def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
         ("versions", ", ".join(f"{name} {version}" for name, version in run.versions.items())),
     ]
     return [(label, value) for label, value in pairs if value]
+
+
+def clips_told(run: RunSummary) -> str:
+    """Tell how many clips were trained, in all epochs together; "" for none."""
+    lost = "; what a lost host had trained in vain is counted, too" if run.lost else ""
+    return f"{run.clips:,}, in all epochs together{lost}" if run.clips else ""
 
 
 def forecast_told(run: RunSummary) -> str:
@@ -205,13 +211,13 @@ def next_commands(run: RunSummary) -> list[str]:
     if shown(run.path.absolute().parent) != Path("runs"):  # other commands would not find it by its id
         name = str(shown(run.path.absolute()))
     if run.state == RUNNING:
-        return [f"{command} runs attach {run.id}", f"{command} runs stop {run.id}"]
+        return [f"{command} runs attach {name}", f"{command} runs stop {name}"]
     commands = []
     if run.resumable:
         kind = "distributed-train" if run.over_ssh else "finetune"
         with contextlib.suppress(RunError):  # begun by an earlier version, with settings that this one does not take
             Launch.load(run.path)
-            commands.append(f"{command} {kind} --resume {run.id}")
+            commands.append(f"{command} {kind} --resume {name}")
     if run.model:
         if run.test and run.wer_after is None:
             commands.append(f"{command} evaluate {name}")

@@ -35,7 +35,7 @@ from whisper_tuner.data.formats.layouts import kinds_inside, parts_of, with_sibl
 from whisper_tuner.data.formats.lists import STEM, TABLES, is_list
 from whisper_tuner.data.formats.pairs import TEXT
 from whisper_tuner.data.formats.rows import AS_IT_IS, KIND_OF, Reading
-from whisper_tuner.data.importing import LEFT_OUT, ImportedPart, OutsideAudio, import_source, outside_of
+from whisper_tuner.data.importing import LEFT_OUT, ImportedPart, OutsideAudio, import_source, is_free, outside_of
 from whisper_tuner.data.splitting import split
 from whisper_tuner.errors import ConfigError, DataError, TunerError
 from whisper_tuner.fact_store import CACHE, FactStore
@@ -115,7 +115,8 @@ def bring_in(questions: Questions, source: Path, reading: Reading, console: Cons
     if not why:
         return {}
     console.print(f"{shown(source)}: {why}. They are written as clips of their own.", markup=False)
-    default = str(shown(Path.cwd() / f"{source.stem}-clips"))
+    folders = (Path.cwd() / name for name in numbered(f"{source.stem}-clips"))
+    default = str(shown(next(folder for folder in folders if is_free(folder, source))))
     out = expanded(questions.text("import", "Folder for the clips and their manifests:", default)).absolute()
 
     def cut(outside: Sequence[Path] = ()) -> list[ImportedPart]:
@@ -317,7 +318,8 @@ def ask_split(questions: Questions, data: Data, console: Console) -> Data:
     manifest = data.manifests["train"]
     match = STEM.fullmatch(manifest.stem)
     stem = (match[1] if match else manifest.stem) or "split"
-    offers = ({kind: manifest.with_name(f"{name}-{kind}.csv") for kind in done.parts} for name in numbered(stem))
+    folder = manifest.parent if os.access(manifest.parent, os.W_OK) else Path.cwd()  # as of a card or a share
+    offers = ({kind: folder / f"{name}-{kind}.csv" for kind in done.parts} for name in numbered(stem))
     files = next(files for files in offers if _free_or_same(files, done.parts))
     listed = ", ".join(f"{shown(files[kind])}: {counted(len(part), 'clip')}" for kind, part in done.parts.items())
     again = all(path.exists() for path in files.values())

@@ -133,6 +133,15 @@ def import_source(
     return found
 
 
+def is_free(out: Path, source: Path) -> bool:
+    """Tell whether a source may be imported into a folder: there is none, or it holds an import of this source."""
+    try:
+        _record(source.absolute(), out.absolute(), AS_IT_IS)
+    except ConfigError:
+        return False
+    return True
+
+
 def _keep(record: dict, out: Path) -> None:
     write_shared(out / RECORD, json.dumps(record, indent=2) + "\n", mode=0o600)
 

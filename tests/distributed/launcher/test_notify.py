@@ -114,7 +114,7 @@ def test_the_text_is_no_part_of_a_script(monkeypatch):
 
 def test_a_full_disk_is_told_once(tmp_path):
     class Full:
-        is_full = True
+        was_full = True
 
         def __call__(self, event):
             assert event["type"] == "step"

@@ -1,15 +1,17 @@
 """Whole histories: attempts, damage, and what the events add up to; a disk that is full, and folders that vanish."""
 
+import contextlib
 import errno
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from distributed.run_dir.events import event_of
 from distributed.run_dir.folder import disk_use
-from distributed.run_dir.log import EventLog, RunEvents, new_events, read_events, scan
+from distributed.run_dir.log import FULL, RESERVE, EventLog, RunEvents, new_events, read_events, scan
 from distributed.run_dir.run_view import RunView
 from distributed.run_dir.summary import Curves, figures
 
@@ -195,6 +197,30 @@ def test_events_wait_while_the_disk_is_full(tmp_path):
     log._file = whole
     log({"type": "d"})
     assert [event["type"] for event in read_events(tmp_path / "events.jsonl")[0]] == ["a", "b", "c", "d"]
+
+
+def test_a_reserve_lets_a_full_disk_be_told(tmp_path):
+    """On a real one: the launcher's last word is written there, and that the disk was full."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True).returncode:
+        pytest.skip("mounting needs root")
+    try:
+        log = EventLog(folder / "events.jsonl", reserve=RESERVE)
+        log({"type": "a"})
+        assert [path.name for path in folder.iterdir()] == ["events.jsonl"]
+        with contextlib.suppress(OSError), (folder / "fill").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        for number in range(200):
+            log({"type": "b", "what": "x" * 100, "number": number})
+        assert log.was_full
+        events = read_events(folder / "events.jsonl")[0]
+        log.close()
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+    assert [event["what"] for event in events if event["type"] == "warning"] == [FULL]
+    assert [event["number"] for event in events if event["type"] == "b"] == [*range(200)]
 
 
 class FullDisk:
