@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import shutil
 import subprocess
@@ -189,3 +190,26 @@ def test_what_was_left_out_where_audio_is_cut_is_told(tmp_path, monkeypatch, cap
     with (tmp_path / "talks-clips/left-out.csv").open() as file:
         [row] = csv.DictReader(file)
     assert Path(row["manifest"]) == tmp_path / "talks/talk0.srt"
+
+
+def test_an_import_of_something_else_is_left_alone(tmp_path, monkeypatch, capsys, clips):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(flow, "_run", lambda *_, **__: 0)
+    write_whisper(tmp_path / "tiny", multilingual=True, seconds=5)
+    (tmp_path / "talks").mkdir()
+    subtitles(tmp_path / "talks", clips)
+    for source in ("talks/talk0.srt", "talks/talk0.wav", "talks/talk0.wav"):
+        assert cli_typer.main(["train", source, "--language", "en", "--model", "tiny"]) == 0
+    assert sorted(path.name for path in tmp_path.glob("*-clips*")) == ["talk0-clips", "talk0-clips-2"]
+
+
+def test_parts_of_recordings_on_a_card_are_written_here(tmp_path, monkeypatch, clips):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(flow, "_run", lambda *_, **__: 0)
+    write_whisper(tmp_path / "tiny", multilingual=True, seconds=5)
+    (tmp_path / "card" / "voice").mkdir(parents=True)
+    pairs(tmp_path / "card" / "voice", clips)
+    allowed, card = os.access, tmp_path / "card"  # root may write anywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != card and allowed(path, mode))
+    assert cli_typer.main(["train", "card/voice", "--language", "en", "--model", "tiny"]) == 0
+    assert (tmp_path / "voice-train.csv").exists()
