@@ -350,6 +350,9 @@ class ConfigFile:
             raise ConfigError(f"{self.path.name}:{line}: not UTF-8 text: it holds a NUL", remedy="Save it as UTF-8.")
         self._lines = _line_numbers(text)
         for header in self._parser.sections():
+            for key in (key for key in self._parser[header] if key.startswith("[")):
+                place = f"{self.path.name}:{self._lines.get((header, key), '?')}"
+                raise ConfigError(f"{place}: the name of a section ends with ]", remedy="Close the bracket.")
             kind, _, name = header.partition(":")
             if header != "DEFAULT" and (kind not in KINDS or not name):
                 place = f"{self.path.name}:{self._lines.get((header, None), '?')}"

@@ -30,6 +30,12 @@ MISTAKES = {
         ("config.ini:4", "[profil:x]", "did you mean 'profile'?"),
         "[profile:NAME]",
     ),
+    "a bracket that is not closed": (
+        PROFILE + "[dataset:x\n",
+        ANY,
+        "config.ini:4: the name of a section ends with ]",
+        "Close the bracket",
+    ),
     "a section without a name": (PROFILE + "[profile:]\n", ANY, "config.ini:4: unknown section [profile:]", "NAME"),
     "an unknown key": (
         PROFILE + "batchsize = 8\n",
