@@ -11,7 +11,7 @@ from typing import Any
 WORD = re.compile(r"[^\W_]+(?:['’ʼ-][^\W_]+)*")
 FIRST_S = 5.0  # before that a rate says little
 JUDGED_CLIPS = 6  # fewer tell nothing even if all become better: of 5, chance does that in 6 % of cases (sign test)
-CHANCE = "may be chance"
+CHANCE, SAME = "may be chance", "as many errors in each clip"
 
 
 def counted(count: int, noun: str) -> str:
@@ -26,8 +26,10 @@ def wer_verdict(between: Sequence[float], clips: int) -> str:
     if not between:
         return ""
     low, high = between
+    if low == high == 0:
+        return SAME
     if low <= 0 <= high:
-        return CHANCE if high > low else "no change"
+        return CHANCE
     return "better" if high < 0 else "worse"
 
 
@@ -36,7 +38,8 @@ def wer_change(points: float, between: Sequence[float], clips: int) -> str:
 
     between: the ends of the difference's interval, if they are known. clips: 0 if nobody knows.
     """
-    interval = [f"95 %: {between[0]:+.1f} to {between[1]:+.1f}"] if between and clips >= JUDGED_CLIPS else []
+    is_judged = between and clips >= JUDGED_CLIPS and wer_verdict(between, clips) != SAME  # which no resampling moves
+    interval = [f"95 %: {between[0]:+.1f} to {between[1]:+.1f}"] if is_judged else []
     known = ", ".join([*interval, *([counted(clips, "clip")] if clips else [])])
     verdict = wer_verdict(between, clips)
     return f"{points:+.1f} points" + (f" ({known})" if known else "") + (f": {verdict}" if verdict else "")

@@ -124,6 +124,8 @@ class Launcher:
         ranks = self.launch.ranks
         started = {"type": "phase", "phase": "start", "hosts": [rank.label for rank in ranks]}
         self.events(started | ({"commit": commit} if (commit := commit_of(PROJECT)) else {}))
+        for leak in () if self.resume else self.launch.leaks:
+            self.events({"type": "warning", "what": leak})
         meeting: Meeting | None = None
         place: Rendezvous | None = None
         if len(ranks) > 1:

@@ -18,6 +18,7 @@ from distributed.ssh.host import Hosts
 from whisper_tuner.config import Profile
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest, write_manifest
 from whisper_tuner.data.labels import with_timestamps
+from whisper_tuner.data.splitting import LOOKS_BETTER
 from whisper_tuner.data.steps import assign_shards, steps_in_epoch
 from whisper_tuner.errors import ConfigError, RunError
 from whisper_tuner.hub import model_folder
@@ -113,7 +114,7 @@ def prepare_run(
     sharing = machine_workers or [1 if hosts else len(labels)] * len(labels)
     ranks, items = _ranks(_with_shares(spec, sharing if hosts else ()), hosts, sharing, manifests, shards, run_dir)
     return Prepared(
-        launch=_launch(job, ranks, checked, address, hosts),
+        launch=_launch(job, ranks, checked, kept, address, hosts),
         items=items,
         shards=shards["train"],
         steps_per_epoch=steps_per_epoch,
@@ -177,7 +178,12 @@ def _fitting(job: Job, profile: Profile, known: Measured, ranks: int, train: Man
 
 
 def _launch(
-    job: Job, ranks: tuple[Rank, ...], manifests: Mapping[str, Manifest], address: str, hosts: Hosts | None
+    job: Job,
+    ranks: tuple[Rank, ...],
+    manifests: Mapping[str, Manifest],
+    kept: Sequence[Manifest],
+    address: str,
+    hosts: Hosts | None,
 ) -> Launch:
     return Launch(
         run_id=ranks[0].spec.run_id,
@@ -195,6 +201,7 @@ def _launch(
         created=date_in(ranks[0].spec.run_id) or time.time(),
         versions={name: metadata.version(name) for name in RECORDED},
         stated=tuple(sorted(job.origin)),
+        leaks=tuple(note for one in (*manifests.values(), *kept) for note in one.notes if LOOKS_BETTER in note),
     )
 
 

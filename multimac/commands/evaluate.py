@@ -17,6 +17,7 @@ from distributed.plan.job import OtherSet, resolve
 from distributed.run_dir.summary import read_run
 from exogym.config import nearest
 from multimac.view.error_rates import (
+    LIST,
     Candidate,
     Measured,
     candidates,
@@ -40,7 +41,7 @@ from whisper_tuner.eval.predictions import PREDICTIONS, counts, write_prediction
 from whisper_tuner.eval.terms import told_unsaid
 from whisper_tuner.eval.wer import wer_interval
 from whisper_tuner.fact_store import CACHE, FactStore
-from whisper_tuner.files import shown
+from whisper_tuner.files import shown, write_shared
 from whisper_tuner.languages import language_code, language_name
 from whisper_tuner.text import counted
 
@@ -215,6 +216,7 @@ def _measured(
     for problem in result.problems:
         console.print(f"{manifest.path.name}: skipped: {problem}", soft_wrap=True)
     path = write_predictions(folder / PREDICTIONS, result.rows)
+    write_shared(folder.parent / LIST, f"{manifest.path.absolute()}\n")
     record = {
         "model": model.path,
         "base": model.untouched,

@@ -295,7 +295,7 @@ def _announce(
     for line in _not_used(job):
         console.print(line, style="yellow", soft_wrap=True)
     for manifest in (*prepared.manifests.values(), *prepared.kept):
-        for note in manifest.notes:
+        for note in (note for note in manifest.notes if dry_run or note not in prepared.launch.leaks):
             console.print(note, style="yellow", soft_wrap=True)
         if manifest.problems:
             name = shown(manifest.path) if manifest in prepared.kept else manifest.path.name

@@ -19,6 +19,7 @@ from multimac.view.models import file_name, slug
 from whisper_tuner.data.formats.layouts import part_of
 from whisper_tuner.data.formats.lists import SUFFIXES
 from whisper_tuner.data.formats.rows import LANGUAGE_COLUMNS, SPEAKER_COLUMNS, BadRow, ClipIds, cell
+from whisper_tuner.data.splitting import LOOKS_BETTER
 from whisper_tuner.errors import DataError
 from whisper_tuner.eval.predictions import PREDICTIONS
 from whisper_tuner.eval.terms import TERMS, read_counts, told_unsaid
@@ -338,7 +339,8 @@ def _about_run(run: RunSummary) -> list[str]:
         "training": "" if run.state == RUNNING else _trained(run),  # the model is that of an earlier stop
         "WER of the base model": _told(run.wer_before, before) if run.test else "",
         "WER of this model": _told(run.wer_after, after) if run.test else "",
-        "difference": str(_difference(after, before) or ""),
+        "difference": wer_told(run.wer_before, run.wer_after, run.wer_difference, run.clips_tested).partition(": ")[2],
+        "but": "; ".join(problem for problem in run.problems if LOOKS_BETTER in problem),
         **{f"WER on {kept.name}": kept.told for kept in run.kept},
         "terms": run.terms,
     }

@@ -5,6 +5,7 @@ That is a table of error rates, clips that are in doubt, and the worst ones word
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from .terminal import Console
 if TYPE_CHECKING:
     from whisper_tuner.eval.evaluation import Evaluation
 
+LIST = "list.txt"  # beside predictions: of which list of clips they are
 FIGURES = {"wer": "WER", "cer": "CER", "wer_raw": "WER as\nwritten"}  # --json has more
 NAMED = 8  # clips of a kind
 TERMS_SHOWN = 20
@@ -70,12 +72,17 @@ class Candidate:
         """Return OUT/<data>/<model>; without --out it is below the run's own folder or ./evaluation."""
         if out is None and self.origin:
             test = self.origin.test
+            folder = self.origin.path / "evaluation"
             if test and Path(test).stem == data and not _same(test, manifest):
                 data = _whole(manifest)  # the run's predictions of its own test set must stay
             model = "base" if self.untouched else slug(Path(self.path).name)
-            return self.origin.path / "evaluation" / data / model
-        model = "-".join(Path(self.path).resolve().parts[-2:]) if Path(self.path).is_dir() else self.path
-        return (out or Path("evaluation")) / data / slug(model)
+        else:
+            folder = out or Path("evaluation")
+            model = slug("-".join(Path(self.path).resolve().parts[-2:]) if Path(self.path).is_dir() else self.path)
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # nothing is there, or of an earlier version
+            if (folder / data / LIST).read_text(encoding="utf-8").strip() != str(manifest.absolute()):
+                data = _whole(manifest)
+        return folder / data / model
 
 
 def labels(paths: Sequence[Path]) -> dict[Path, str]:

@@ -278,7 +278,9 @@ def _show_checks(questions: Questions, data: Data, console: Console) -> None:
     counts = "; ".join(f"{kind.name}: {rows_in_words(rows)}" for kind, rows in by_kind(found))
     console.print(f"Look at: {counts}.", style="yellow", markup=False)
     # A folder of recordings is no manifest, and what was said of columns stands in the profile alone.
-    if data.reading != AS_IT_IS or not all(path.is_file() for path in data.manifests.values()):
+    # What is to be split is to be compared part by part, too.
+    is_whole = "test" not in data.manifests
+    if is_whole or data.reading != AS_IT_IS or not all(path.is_file() for path in data.manifests.values()):
         data.is_doubtful = True
         return
     named = shlex.join(str(shown(path)) for path in data.manifests.values())

@@ -16,6 +16,7 @@ from whisper_tuner.text import counted, text_key
 
 PART = 0.1  # of the clips, for validation and for test each
 FEW = 100  # clips of a test set
+LOOKS_BETTER = "what is measured will look better than it is"
 # A part of speakers may be so many times smaller or larger than it should be. Beyond that they are too few to split by.
 OFF = 2.0
 # Of the other clips: if more of them have sentences of the part split off, all have about the same ones, as commands.
@@ -77,8 +78,7 @@ def repeated_note(train: Manifest, other: Manifest) -> str:
     if not found:
         return ""
     return (
-        f"{other.path.name} shares {' and '.join(found)} of {len(other.samples)} with {train.path.name}: "
-        "what is measured will look better than it is"
+        f"{other.path.name} shares {' and '.join(found)} of {len(other.samples)} with {train.path.name}: {LOOKS_BETTER}"
     )
 
 

@@ -62,7 +62,7 @@ FORMAT = Format(
     from transformers import pipeline
 
     transcribe = pipeline("automatic-speech-recognition", model="{folder}")
-    print(transcribe("speech.wav"{languages})["text"])
+    print(transcribe("speech.wav"{languages})["text"])  # longer than 30 s: with return_timestamps=True
 """,
     languages=', generate_kwargs={{"language": "{language}", "task": "{task}"}}',
 )
