@@ -305,3 +305,14 @@ def test_clips_of_another_set_may_be_there_several_times_an_epoch(job, run_dir):
     assert len(launch.ranks) == 3 and len({item.remote for item in items["twin"]}) == len(items["twin"])
     told = "more: 30 clips of 30 are trained as well, 2.5 times an epoch (also_train), so that less is forgotten"
     assert told in prepared.manifests["train"].notes
+
+
+def test_what_is_both_trained_and_measured_is_told_by_the_launcher(job, run_dir):
+    """So that it stands in the run's events, where the report finds it."""
+    test = PROJECT / "bundled/data/test.csv"
+    other = OtherSet(name="tested", clips=test, language="en", reading=AS_IT_IS)
+    prepared = prepare_run(dataclasses.replace(job.with_profile(test=test), added=(other,)), run_dir)
+    [leak] = prepared.launch.leaks
+    assert leak.startswith("test.csv shares 60 clips of 60 with test.csv")
+    prepared.launch.save(run_dir)
+    assert Launch.load(run_dir).leaks == (leak,)

@@ -406,3 +406,14 @@ def test_what_a_model_is_to_keep_and_its_terms_are_measured_and_told_everywhere(
     assert (again.clips_tested, again.wer_after) == (3, run.wer_after)
     with (folder / "evaluation/few/final-fewer/predictions.csv").open(encoding="utf-8", newline="") as file:
         assert len([*csv.DictReader(file)]) == 2
+
+
+def test_another_list_of_the_same_name_leaves_the_transcripts_of_the_first(tmp_path):
+    for name, count in (("a", 1), ("b", 2)):
+        (tmp_path / name).mkdir()
+        shortened(tmp_path / name / "test.csv", DATA / "test.csv", slice(0, count))
+        assert cli_typer.main(["evaluate", str(MODEL), "--data", str(tmp_path / name / "test.csv")]) == 0
+    written = sorted((tmp_path / "evaluation").glob("*/*/predictions.csv"))
+    assert [len(path.read_text().splitlines()) - 1 for path in written] in ([1, 2], [2, 1])
+    assert cli_typer.main(["evaluate", str(MODEL), "--data", str(tmp_path / "a" / "test.csv")]) == 0
+    assert sorted((tmp_path / "evaluation").glob("*/*/predictions.csv")) == written

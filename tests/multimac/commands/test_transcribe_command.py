@@ -127,7 +127,7 @@ def test_a_model_of_short_clips_without_times_is_told_of_once(tmp_path, capsys):
         soundfile.write(path, np.tile(clip, 12), rate)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "final").symlink_to(MODEL)
-    (tmp_path / "run" / "train.csv").write_text("id,duration_s\na,3\nb,5\n")
+    (tmp_path / "run" / "train.csv").write_text("id,audio_path,duration_s\na,a.wav,3\nb,b.wav,5\n")
 
     def told(share: float, *recordings: Path) -> int:
         profile = {"base_model": str(MODEL), "task": "transcribe", "timestamps_share": share}

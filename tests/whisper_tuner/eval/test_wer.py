@@ -161,7 +161,7 @@ def test_what_is_no_difference_is_not_called_one():
     assert found.low < 0 < found.high and found.p > 0.05
     same = wer_difference(first, first)
     assert (same.points, same.low, same.high, same.p) == (0.0, 0.0, 0.0, 1.0)
-    assert str(same) == "+0.0 points (95 %: +0.0 to +0.0, 100 clips): no change"
+    assert str(same) == "+0.0 points (100 clips): as many errors in each clip"
     certain = str(wer_difference([(0, 4)] * 50, [(1, 4)] * 50))
     assert certain == "-25.0 points (95 %: -25.0 to -25.0, 50 clips): better"
 
