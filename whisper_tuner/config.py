@@ -11,7 +11,7 @@ from typing import Any
 
 from exogym.config import hints_of, nearest, parse, setting, validate
 from whisper_tuner.errors import ConfigError
-from whisper_tuner.files import expanded
+from whisper_tuner.files import expanded, like
 
 INHERITED = ("model", "dataset")  # kinds of sections that a profile is made of
 KINDS = (*INHERITED, "profile", "distributed")
@@ -438,7 +438,8 @@ class ConfigFile:
         if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not text.startswith("."):
             return text
         remedy = f"A folder in transformers layout (looked at {path}), or a hub id such as openai/whisper-small."
-        what = f"{place}: base_model = {text}: no such folder, and not a hub id{nearest(text, WHISPERS)}"
+        near = like(path) or nearest(text, WHISPERS)
+        what = f"{place}: base_model = {text}: no such folder, and not a hub id{near}"
         raise ConfigError(what, remedy=remedy)
 
     def _unreadable(self, error: configparser.Error, text: str) -> ConfigError:

@@ -20,7 +20,7 @@ from whisper_tuner.config import ConfigFile, Profile
 from whisper_tuner.data.labels import folder_is_multilingual, token_limit
 from whisper_tuner.errors import ConfigError, ModelError
 from whisper_tuner.eval.spoken_language import languages_heard
-from whisper_tuner.files import beside, expanded, shown
+from whisper_tuner.files import expanded, like, shown
 from whisper_tuner.hub import HUB_ID, check_at_hand, folder_here
 from whisper_tuner.languages import language_code, language_name
 from whisper_tuner.model.memory import PUBLISHED, Way, fastest, shape_of, ways_of
@@ -386,7 +386,7 @@ def _check_model(text: str, config: ConfigFile) -> None:
     model = _model_of(text, config)
     is_folder = _is_folder(model.base_model)
     if not is_folder and not re.fullmatch(HUB_ID, text):
-        near = nearest(text, [*beside(Path(model.base_model)), *PUBLISHED])
+        near = like(expanded(text)) or nearest(text, PUBLISHED)
         raise ValueError(f"no such folder, and not a hub id such as openai/whisper-small{near}")
     if is_folder and model.shape is None:
         raise ConfigError(f"{text} holds no Whisper model: it has no config.json of one")
