@@ -352,7 +352,9 @@ class ConfigFile:
         for header in self._parser.sections():
             for key in (key for key in self._parser[header] if key.startswith("[")):
                 place = f"{self.path.name}:{self._lines.get((header, key), '?')}"
-                raise ConfigError(f"{place}: the name of a section ends with ]", remedy="Close the bracket.")
+                raise ConfigError(
+                    f"{place}: the name of a section lacks its closing bracket", remedy="Write [KIND:NAME]."
+                )
             kind, _, name = header.partition(":")
             if header != "DEFAULT" and (kind not in KINDS or not name):
                 place = f"{self.path.name}:{self._lines.get((header, None), '?')}"

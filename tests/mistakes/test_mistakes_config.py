@@ -33,8 +33,8 @@ MISTAKES = {
     "a bracket that is not closed": (
         PROFILE + "[dataset:x\n",
         ANY,
-        "config.ini:4: the name of a section ends with ]",
-        "Close the bracket",
+        "config.ini:4: the name of a section lacks its closing bracket",
+        "[KIND:NAME]",
     ),
     "a section without a name": (PROFILE + "[profile:]\n", ANY, "config.ini:4: unknown section [profile:]", "NAME"),
     "an unknown key": (
