@@ -88,11 +88,11 @@ def _with_more(checked: Mapping[str, Manifest], other: OtherSet, profile: Profil
     found = _usable(trainable(_read(other, profile, "train"), limit), profile)
     language = other.language if other.language != profile.language else ""
     task = other.task if other.task != profile.task else ""
-    known = {(sample.audio, sample.task) for sample in train.samples}
+    known = {(sample.audio, sample.task or profile.task) for sample in train.samples}
     new = [
         dataclasses.replace(clip, language=clip.language or language, task=clip.task or task)
         for clip in found.samples
-        if (clip.audio, clip.task or task) not in known
+        if (clip.audio, clip.task or other.task) not in known
     ]
     count = math.ceil(min(other.share * len(new), most))
     again, rest = divmod(count, max(1, len(new)))

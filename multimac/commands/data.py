@@ -96,7 +96,7 @@ def data_import(
     _check_usable(found)
     said = _save(config, save, keys) if save else "For config.ini:"
     if not as_json:
-        _show_section(console, said, lines, keys, save or shlex.quote(str(shown(out.absolute()))))
+        _show_section(console, said, lines, keys, shlex.quote(str(shown(out.absolute()))))
     return ExitStatus.OK
 
 

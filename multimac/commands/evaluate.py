@@ -216,7 +216,7 @@ def _measured(
     for problem in result.problems:
         console.print(f"{manifest.path.name}: skipped: {problem}", soft_wrap=True)
     path = write_predictions(folder / PREDICTIONS, result.rows)
-    write_shared(folder.parent / LIST, f"{manifest.path.absolute()}\n")
+    write_shared(folder.parent / LIST, f"{manifest.path.resolve()}\n")
     record = {
         "model": model.path,
         "base": model.untouched,

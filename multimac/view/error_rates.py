@@ -80,7 +80,7 @@ class Candidate:
             folder = out or Path("evaluation")
             model = slug("-".join(Path(self.path).resolve().parts[-2:]) if Path(self.path).is_dir() else self.path)
         with contextlib.suppress(OSError, UnicodeDecodeError):  # nothing is there, or of an earlier version
-            if (folder / data / LIST).read_text(encoding="utf-8").strip() != str(manifest.absolute()):
+            if (folder / data / LIST).read_text(encoding="utf-8").strip() != str(manifest.resolve()):
                 data = _whole(manifest)
         return folder / data / model
 

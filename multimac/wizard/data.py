@@ -82,6 +82,7 @@ def _chosen(questions: Questions, offer: Data | None, named: Path, console: Cons
     """Read the recordings of an offer, else those that were named; asks for a column that cannot be told."""
     path = Path(os.path.normpath(named.absolute()))
     said = {key: questions.answers[key] for key in COLUMNS if key in questions.answers}
+    questions.taken |= said
     reading = replace(offer.reading if offer else AS_IT_IS, **said)
     while True:
         try:

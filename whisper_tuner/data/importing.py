@@ -134,7 +134,9 @@ def import_source(
 
 
 def is_free(out: Path, source: Path) -> bool:
-    """Tell whether a source may be imported into a folder: there is none, or it holds an import of this source."""
+    """Tell whether a folder is not there yet, or may take an import of this source once more."""
+    if not out.exists():
+        return True
     try:
         _record(source.absolute(), out.absolute(), AS_IT_IS)
     except ConfigError:

@@ -285,6 +285,9 @@ def test_recordings_of_the_run_may_be_trained_for_another_task_as_well(folder, j
     assert {sample.way for sample in samples[: CLIPS["train"]]} == {("", "")}
     assert {sample.way for sample in more} == {("fr", "translate")} and len(more) == math.ceil(CLIPS["train"] / 2)
     assert other.profile(job.profile).task == "translate"
+    same = dataclasses.replace(other, task=job.profile.task)  # its clips are the run's own
+    prepare_run(dataclasses.replace(job, added=(same,)), run_dir, hosts=PAIR)
+    assert len(load_manifest(run_dir / "train.csv").samples) == CLIPS["train"]
 
 
 def test_clips_of_another_set_may_be_there_several_times_an_epoch(job, run_dir):
@@ -316,3 +319,18 @@ def test_what_is_both_trained_and_measured_is_told_by_the_launcher(job, run_dir)
     assert leak.startswith("test.csv shares 60 clips of 60 with test.csv")
     prepared.launch.save(run_dir)
     assert Launch.load(run_dir).leaks == (leak,)
+
+
+def test_clips_of_rare_terms_are_there_several_times(folder, job, run_dir):
+    """Those of a term that many clips have are not."""
+    texts = [sample.text for sample in load_manifest(job.profile.train).samples]
+    words = Counter(word for text in texts for word in {*text.lower().strip(".?!").split()})
+    rare = next(word for word, count in words.items() if word.isalpha() and count == 1)
+    usual = next(word for word, count in words.items() if word.isalpha() and count > 5)
+    (folder / "terms.txt").write_text(f"{rare}\n{usual}\nnever said\n")
+    prepared = prepare_run(job.with_profile(terms=folder / "terms.txt", terms_times=3), run_dir)
+    manifest = prepared.manifests["train"]
+    again = [sample for sample in manifest.samples if "*" in sample.id]
+    assert [sample.id[-2:] for sample in again] == ["*2", "*3"] and len({sample.audio for sample in again}) == 1
+    assert rare in again[0].text.lower()
+    assert "terms: 1 clip of 1 rare term is trained 3 times an epoch (terms_times)" in manifest.notes

@@ -213,3 +213,11 @@ def test_parts_of_recordings_on_a_card_are_written_here(tmp_path, monkeypatch, c
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != card and allowed(path, mode))
     assert cli_typer.main(["train", "card/voice", "--language", "en", "--model", "tiny"]) == 0
     assert (tmp_path / "voice-train.csv").exists()
+
+
+def test_a_folder_for_clips_inside_of_the_recordings_is_refused_at_once(tmp_path, monkeypatch, capsys, clips):
+    monkeypatch.chdir(tmp_path)
+    write_whisper(tmp_path / "tiny", multilingual=True, seconds=5)
+    subtitles(tmp_path, clips)
+    assert cli_typer.main(["train", ".", "--language", "en", "--model", "tiny"]) == 3
+    assert "lies inside of the source" in " ".join("".join(capsys.readouterr()).split())
