@@ -1,7 +1,8 @@
 """What a trained model is worth outside its test clips: on other speech, in long recordings, in silence.
 
     python benchmarks/quality.py MODEL DATA [--language fr] [--keeps DATA] [--method lora] [--seeds 3]
-                                 [--also "NAME KEY=VALUE ..."] [--recipe N] [--brief]
+                                 [--also "NAME KEY=VALUE ..."] [--recipe N] [--brief] [--minutes N]
+                                 [--learning-rate X]
                                  [--quick] [--more N] [--out DIR]
 
 MODEL is a folder in transformers layout, DATA one with train.csv, validation.csv and test.csv; --keeps is another such
@@ -10,7 +11,8 @@ the usual recipe (seq2seq_recipe.py) for N seeds. Columns: WER of greedy decodin
 --keeps; of the words that training's texts hold at most twice, how many are written; on recordings of a minute or two
 that are made of the unseen clips of DATA, by `multimac transcribe`: WER, how far a segment's time is from where its
 first word's clip says, and how many words are written of 30 s without speech. With --brief, no recordings, and not
-the clips alone. What is done is kept in DIR, so an interrupted benchmark goes on.
+the clips alone. With --minutes, so much speech of DATA is trained, by chance. What is done is kept in DIR, so an
+interrupted benchmark goes on.
 """
 
 from __future__ import annotations
@@ -114,6 +116,22 @@ def recordings(data: Path, folder: Path) -> Iterator[tuple[Path, list[Said]]]:
         yield whole()
 
 
+def part_of(data: Path, minutes: float, folder: Path) -> Path:
+    """Write lists of a data folder's clips whose training lasts so long; returns their folder."""
+    folder = folder / f"{data.name}-{minutes:g}min"
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "validation", "test"):
+        rows, seconds = rows_of(data / f"{split}.csv"), 0.0
+        random.Random(0).shuffle(rows)
+        with (folder / f"{split}.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            for row in rows:
+                if split != "train" or (seconds := seconds + float(row["duration_s"])) <= 60 * minutes:
+                    writer.writerow(row | {"audio_path": str(data / row["audio_path"])})
+    return folder
+
+
 def rows_of(manifest: Path) -> list[dict]:
     return list(csv.DictReader(manifest.read_text(encoding="utf-8").splitlines()))
 
@@ -178,16 +196,25 @@ def aligned(said: Sequence[Said], heard: Sequence[tuple[float, str]]) -> tuple[l
 class Bench:
     def __init__(self, args: argparse.Namespace):
         self.model, self.data, self.args = args.model.resolve(), args.data.resolve(), args
+        if args.minutes:
+            self.data = part_of(self.data, args.minutes, args.out.resolve())
         kept = {"keeps": "keeps"} if args.keeps else {}
-        self.ways = {DEFAULTS: kept, **({} if args.brief else {"clips alone": CLIPS_ALONE}), **dict(args.also)}
-        steps = QUICK_STEPS if args.quick else 0
+        self.ways = {
+            DEFAULTS: kept,
+            **({} if args.brief else {"clips alone": CLIPS_ALONE}),
+        }
+        self.ways |= {name: kept | settings for name, settings in args.also}
+        steps, settings = QUICK_STEPS if args.quick else 0, SETTINGS[args.method]
+        if args.learning_rate:
+            settings = settings | {"learning_rate": args.learning_rate}
+        self.settings = settings
         self.untouched = Task(method="", way=UNTOUCHED, seed=0, settings="", max_steps=0)
         self.tasks = [self.untouched] + [
             Task(
                 method=args.method,
                 way=way,
                 seed=seed,
-                settings=json.dumps(SETTINGS[args.method] | more),
+                settings=json.dumps(settings | more),
                 max_steps=steps,
             )
             for seed in range(args.seeds)
@@ -198,7 +225,7 @@ class Bench:
                 method=args.method,
                 way=RECIPE,
                 seed=seed,
-                settings=json.dumps(SETTINGS[args.method]),
+                settings=json.dumps(settings),
                 max_steps=steps,
             )
             for seed in range(args.recipe)
@@ -267,7 +294,7 @@ class Bench:
         most = QUICK_CLIPS if self.args.quick else None
         store = self.folder / "store"
         read = [check_manifest(path, LONGEST_S, store, kind="test").samples[:most] for path in unseen(data)]
-        language = self.args.language if data == self.data else None
+        language = None if data == self.args.keeps else self.args.language
         found = evaluate(whisper, processor, sum(read, ()), language=language or None, temperatures=GREEDY)
         counts = [(row.rates.errors, row.rates.words) for row in found.rows]
         texts = [(plain(row.sample.text), plain(row.hypothesis)) for row in found.rows]
@@ -311,7 +338,7 @@ class Bench:
             rows.append([*cells, ", ".join(str(run["invented"]) for run in runs)])
         ways = "".join(f" {name}: {settings}." for name, settings in self.ways.items() if settings)
         return [
-            f"{self.model.name} on {self.data.name}, {self.args.method}, {SETTINGS[self.args.method]}.{ways} WER of "
+            f"{self.model.name} on {self.data.name}, {self.args.method}, {self.settings}.{ways} WER of "
             f"each seed, of words without case and signs. Recordings: {RECORDING_S:.0f} s, of the unseen clips.",
             "",
             *table((*HEAD, "words of no speech"), rows),
@@ -332,6 +359,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--recipe", type=int, default=0, metavar="N", help="seeds for which the usual recipe is run")
     parser.add_argument("--brief", action="store_true", help="no recordings")
+    parser.add_argument("--learning-rate", type=float, default=0.0, help="where the model is not of tiny's size")
+    parser.add_argument("--minutes", type=float, default=0.0, metavar="N", help="minutes of speech to train on")
     parser.add_argument("--also", type=a_way, action="append", default=[], metavar="'NAME KEY=VALUE ...'")
     args = parser.parse_args()
     bench = Bench(args)

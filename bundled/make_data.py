@@ -118,13 +118,13 @@ def dataset_sentences() -> dict[str, list[str]]:
     return {split: [next(texts) for _ in range(count)] for split, count in SPLITS.items()}
 
 
-def make_split(folder: Path, split: str, texts: list[str]) -> float:
-    """Write the clips and the manifest of one split; returns its seconds of speech."""
+def make_split(folder: Path, split: str, texts: list[str], voice: str) -> float:
+    """Write the clips and the manifest of one split, spoken by espeak-ng's `voice`; returns its seconds of speech."""
     rng = random.Random(f"{SEED} {split}")
     (folder / split).mkdir(parents=True, exist_ok=True)
     rows = []
     for number, text in enumerate(texts):
-        audio = speak(text, Speaker(voice=VOICE, words_per_minute=rng.randint(150, 190), pitch=rng.randint(35, 65)))
+        audio = speak(text, Speaker(voice=voice, words_per_minute=rng.randint(150, 190), pitch=rng.randint(35, 65)))
         path = f"{split}/{number:03d}.ogg"
         soundfile.write(folder / path, audio, SAMPLE_RATE, format="OGG", subtype="VORBIS", compression_level=1.0)
         rows.append([f"{split}-{number:03d}", path, text, f"{len(audio) / SAMPLE_RATE:.3f}"])
@@ -136,11 +136,12 @@ def make_split(folder: Path, split: str, texts: list[str]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    folder = parser.parse_args().out
+    parser.add_argument("--voice", default=VOICE, help="of espeak-ng, such as en-gb, which the checkpoint knows")
+    args = parser.parse_args()
     version = subprocess.run(["espeak-ng", "--version"], check=True, capture_output=True, text=True).stdout
     print(version.split("  ")[0])
     for split, texts in dataset_sentences().items():
-        print(f"{split}: {len(texts)} clips, {make_split(folder, split, texts) / 60:.1f} minutes")
+        print(f"{split}: {len(texts)} clips, {make_split(args.out, split, texts, args.voice) / 60:.1f} minutes")
 
 
 if __name__ == "__main__":

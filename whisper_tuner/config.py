@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from exogym.config import hints_of, nearest, parse, setting, validate
+from exogym.config import FALSE, TRUE, hints_of, nearest, parse, setting, validate
 from whisper_tuner.errors import ConfigError
 from whisper_tuner.files import expanded, like
 
@@ -181,14 +181,17 @@ class Profile:
     max_steps: int = setting(0, "stop after this many optimizer steps; 0: no limit", low=0, example="500")
     early_stopping: int = setting(
         0,
-        "epochs in a row without a new lowest validation loss, after which training ends; 0: never",
+        "epochs in a row without a new lowest validation loss (or WER, see keep_best), after which training ends; "
+        "0: never",
         low=0,
         example="3",
     )
-    keep_best: bool = setting(
-        False,
-        "the model is that of the epoch with the lowest validation loss, not that of the last one",
-        example="true",
+    keep_best: str = setting(
+        "",
+        "the model is that of the epoch with the lowest validation loss (`loss`, or `true`) or WER (`wer`: all hosts "
+        "write down what they hear after each epoch), not that of the last one; early_stopping goes by the same",
+        choices=("", "loss", "wer"),
+        example="wer",
     )
     batch_size: int = setting(
         8, "clips per optimizer step, of all hosts together", low=1, example="4", changes_plan=True
@@ -301,6 +304,7 @@ class Resolved:
 
 
 UNCHANGED = Resolved("", {}, {})
+READ_AS = {"keep_best": dict.fromkeys(TRUE, "loss") | dict.fromkeys(FALSE, "")}  # words that stand for others
 TAKEN_OUT = {("audio_context", "pack")}  # settings and values that an older config.ini may have
 
 
@@ -415,7 +419,7 @@ class ConfigFile:
                 remedy = '"Tried, and left out" in docs/performance.md says why, and what to use.'
                 raise ConfigError(f"{place}: {key} = {text} is no longer there", remedy=remedy)
             try:
-                value = parse(fields[key], hints[key], text)
+                value = parse(fields[key], hints[key], READ_AS.get(key, {}).get(text.strip().lower(), text))
             except ValueError as error:
                 raise ConfigError(f"{place}: {key} = {text}: {error}", remedy=fields[key].metadata["help"]) from None
             built[key] = (self.path.parent / expanded(value)).absolute() if isinstance(value, Path) else value

@@ -14,7 +14,7 @@ from whisper_tuner.config import Profile
 from whisper_tuner.data.check import check_data, check_manifest, check_usable, described, trainable
 from whisper_tuner.data.dataset import Manifest
 from whisper_tuner.data.labels import token_limit
-from whisper_tuner.data.splitting import repeated_note
+from whisper_tuner.data.splitting import repeated_notes
 from whisper_tuner.errors import ConfigError, DataError
 from whisper_tuner.files import shown
 from whisper_tuner.hub import check_files, check_model, model_folder
@@ -107,8 +107,13 @@ def _with_more(checked: Mapping[str, Manifest], other: OtherSet, profile: Profil
     notes += [f"{shown(found.path)}: {described(found.problems)}"] if found.problems else []
     tested = [manifest for kind, manifest in checked.items() if kind != "train"]
     drawn_set = dataclasses.replace(found, samples=more)
-    notes += [note for manifest in tested if (note := repeated_note(drawn_set, manifest))]
-    return dataclasses.replace(train, samples=train.samples + more, notes=(*train.notes, *found.notes, *notes))
+    notes += [note for manifest in tested for note in repeated_notes(drawn_set, manifest)]
+    return dataclasses.replace(
+        train,
+        samples=train.samples + more,
+        notes=(*train.notes, *found.notes, *notes),
+        added=(*train.added, drawn_set),
+    )
 
 
 def _read(other: OtherSet, profile: Profile, kind: str) -> Manifest:
@@ -136,5 +141,5 @@ def _checked_kept(kept: OtherSet, profile: Profile, train: Manifest, *, is_train
     if kept.is_list:
         remedy = "A [dataset:NAME] with language, train and test says otherwise."
     untrained = f"{kept.name}: {language}none of it is trained, so it may be forgotten. {remedy}"
-    notes = [repeated_note(train, manifest), "" if is_trained else untrained]
-    return dataclasses.replace(manifest, notes=(*manifest.notes, *filter(None, notes)))
+    notes = [*repeated_notes(train, manifest), *([] if is_trained else [untrained])]
+    return dataclasses.replace(manifest, notes=(*manifest.notes, *notes))

@@ -209,6 +209,9 @@ def _build(config: ConfigFile, name: str, section: Resolved, inherited: Resolved
             what = f"{origin[key]}: {key} = {merged.values[key]}: there are no validation clips to go by"
             remedy = "Name some with `validation =`, or make them: multimac data import SOURCE --out NAME --split"
             raise ConfigError(what, remedy=f"{remedy}. Or remove {key}.")
+    if profile.keep_best == "wer" and distribution.strategy == "pipeline":
+        what = f"{origin['keep_best']}: keep_best = wer: with strategy = pipeline no host has the whole model"
+        raise ConfigError(what, remedy="Use keep_best = loss.")
     keeps = _others(config, profile.keeps, merged, "keeps", "test")
     added = _others(config, profile.also_train, merged, "also_train", "train")
     return Job(

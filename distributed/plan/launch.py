@@ -43,7 +43,8 @@ class Launch:
 
     forecast: what was expected of it, see forecast.Forecast.kept; {} where that was not known.
     stated: the settings that the user has made; all others are defaults, or were chosen.
-    leaks: tell of clips that are both trained and measured.
+    leaks: tell of clips that are both trained and measured. added: the last rows of train.csv are those of other lists;
+    how many are of which.
     notify: how the user is told of what happens. It may hold a token: no spec of a rank has it, nor does a report.
     """
 
@@ -65,6 +66,7 @@ class Launch:
     stated: tuple[str, ...] = ()
     test_clips: int = 0
     leaks: tuple[str, ...] = ()
+    added: dict = dataclasses.field(default_factory=dict)
 
     def save(self, run_dir: Path) -> None:
         write_atomically(run_dir / "run.json", json_of(self, indent=2) + "\n")

@@ -202,6 +202,7 @@ def _launch(
         versions={name: metadata.version(name) for name in RECORDED},
         stated=tuple(sorted(job.origin)),
         leaks=tuple(note for one in (*manifests.values(), *kept) for note in one.notes if LOOKS_BETTER in note),
+        added={str(each.path): len(each.samples) for each in manifests["train"].added},
     )
 
 

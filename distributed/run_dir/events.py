@@ -30,9 +30,9 @@ class Event:
     """One event. A field that its type does not have, or that is null there, has the default.
 
     written: all its fields, as they stand in the file. kept: the set of Profile.keeps that was measured.
-    seconds_communicating: of a step with an exchange that is no round. From cpu on: of a machine, where it is known;
-    cpu, gpu and battery in per cent, temperature in degrees Celsius, thermal as macOS calls it, from nominal over fair
-    and serious to critical.
+    score: the WER of validation clips, as a share. seconds_communicating: of a step with an exchange that is no round.
+    From cpu on: of a machine, where it is known; cpu, gpu and battery in per cent, temperature in degrees Celsius,
+    thermal as macOS calls it, from nominal over fair and serious to critical.
     """
 
     type: str
@@ -52,6 +52,7 @@ class Event:
     samples: int = 0
     seconds: float = 0.0
     loss: float | None = None
+    score: float | None = None
     lr: float | None = None
     bytes: int = 0
     memory: int = 0
@@ -123,21 +124,21 @@ TYPES = {
     "round": Type("round step bytes? seconds?"),
     "stop": Type("step bytes? seconds?"),
     "validation": Type(
-        "step loss?",
-        lambda e: "" if e.loss is None else f"step {e.step}: validation loss {e.loss:.3f}",
+        "step loss? score?",
+        lambda e: "" if e.loss is None else f"step {e.step}: validation {_loss_or_wer(e)}",
         every_host_tells=True,
     ),
     "early_stop": Type(
         "step validations total_steps",
         lambda e: (
             f"training ends at step {e.step} of {e.total_steps}: "
-            f"validations in a row without a lower loss: {e.validations} (early_stopping)"
+            f"validations in a row that were no better: {e.validations} (early_stopping)"
         ),
         every_host_tells=True,
     ),
     "best": Type(
-        "step best_step loss",
-        lambda e: f"the model is that of step {e.best_step}, validation loss {e.loss:.3f} (keep_best)",
+        "step best_step loss score?",
+        lambda e: f"the model is that of step {e.best_step}, validation {_loss_or_wer(e)} (keep_best)",
         every_host_tells=True,
     ),
     "checkpoint": Type("step"),
@@ -177,6 +178,11 @@ def _pause_line(event: Event) -> str:
         missing += f"; left out: {', '.join(event.away)}"
     back = f"; if you left it out: multimac hosts yield {event.away[0]} --back" if event.away else ""
     return f"paused until {missing}{back}"
+
+
+def _loss_or_wer(event: Event) -> str:
+    heard = "" if event.score is None else f", WER {100 * event.score:.1f}"
+    return f"loss {event.loss or 0:.3f}{heard}" + (f" ({event.seconds:.0f} s)" if event.seconds else "")
 
 
 def _wer_line(event: Event) -> str:

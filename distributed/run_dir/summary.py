@@ -103,6 +103,7 @@ class RunSummary:
     keeps: tuple[str, ...] = ()  # names of Profile.keeps
     steps: int = 0
     total_steps: int = 0
+    best: str = ""  # whose weights the model has, in words, if not those of the last step
     lost: dict[str, str] = field(default_factory=dict)  # how often each host was, and for how long
     apart: dict[tuple[str, str], int] = field(default_factory=dict)  # pairs that could not reach each other
     rounds: int = 0
@@ -332,6 +333,7 @@ def figures(events: RunEvents) -> dict[str, Any]:
     return {
         "steps": max([*(step.step for step in steps), *_gone_on_from(events)], default=0),
         "total_steps": planned[-1].total_steps if planned else 0,
+        "best": next((event.line for event in reversed(others) if event.type == "best"), ""),
         "lost": {event.host or "": _lost(event.host or "", events) for event in events.of_type("lost")},
         "apart": dict(_apart(events.attempts)),
         "rounds": max((event.round for event in others if event.type == "round"), default=0),

@@ -20,6 +20,7 @@ from distributed.plan.automatic import more_bytes
 from distributed.plan.run_spec import CHECKPOINTS, RESULT, WEIGHTS, RunSpec
 from exogym import device as devices
 from exogym.comm.comm import Comm
+from exogym.rounds.progress import Score
 from exogym.samplers.elastic import ElasticSampler
 from exogym.settings import FitSettings
 from exogym.strategy import strategy_of
@@ -27,13 +28,14 @@ from exogym.strategy.diloco_settings import DiLoCoConfig
 from exogym.train_node import TrainResult
 from exogym.trainer import DataSource
 from whisper_tuner.config import Profile
-from whisper_tuner.data.batches import ShardBatches
+from whisper_tuner.data.batches import Batch, ShardBatches
 from whisper_tuner.data.dataset import Sample, load_manifest
 from whisper_tuner.data.encoder_store import EncoderStore
 from whisper_tuner.data.feature_store import FeatureStore
 from whisper_tuner.data.labels import label_encoder
 from whisper_tuner.data.steps import Cost
 from whisper_tuner.errors import RunError
+from whisper_tuner.eval.evaluation import GREEDY, evaluate
 from whisper_tuner.export.final import save_final
 from whisper_tuner.fact_store import FactStore
 from whisper_tuner.files import atomic_folder
@@ -53,14 +55,18 @@ LONGEST_S = 600.0  # a clip is given up when nothing at all has arrived for so l
 
 @dataclass(frozen=True, kw_only=True)
 class RankWork:
-    """The work of a rank: what it trains, and how; save(folder, result) writes the trained model."""
+    """The work of a rank: what it trains, and how; save(folder, result) writes the trained model.
+
+    gather: brings the parts together of a model that ranks train in stages. score: see TrainNode.
+    """
 
     model: nn.Module
     train: DataSource
     validation: DataSource | None
     settings: FitSettings
     save: Callable[[Path, TrainResult], object]
-    gather: Callable[[Comm], None] | None = None  # brings the parts together of a model that ranks train in stages
+    gather: Callable[[Comm], None] | None = None
+    score: Score | None = None
 
 
 def load_bundle(spec: RunSpec) -> RankWork:
@@ -138,9 +144,26 @@ def load_whisper(
         validation=validator,
         settings=settings,
         save=lambda final, _: save_final(trained.cpu(), processor, final, profile.base_model),
+        score=_word_errors(trained, processor, validation.samples, profile)
+        if profile.keep_best == "wer" and validation
+        else None,
     )
     whole = WholeModel(trained, profile)
     return replace(work, save=lambda final, _: whole.save(final, processor), gather=whole.gather) if part else work
+
+
+def _word_errors(model: nn.Module, processor: Any, samples: Sequence[Sample], profile: Profile) -> Score:
+    """Return what counts the (errors, words) in what the model writes of a batch's clips, as `evaluate` does."""
+    known = {sample.id: sample for sample in samples}
+
+    def count(batch: Batch) -> tuple[float, float]:
+        clips = [known[name] for name in batch["ids"]]
+        found = evaluate(
+            model, processor, clips, language=profile.language or None, task=profile.task, temperatures=GREEDY
+        )
+        return found.normalized.errors, found.normalized.words
+
+    return count
 
 
 def _load_model(profile: Profile, part: str) -> tuple[Any, Any, Any]:
@@ -180,7 +203,7 @@ def _fit_settings(spec: RunSpec) -> FitSettings:
         resume=spec.resume,
         auto_shares=spec.shares == "auto",
         early_stopping=profile.early_stopping,
-        keep_best=profile.keep_best,
+        keep_best=bool(profile.keep_best),
     )
 
 

@@ -108,11 +108,11 @@ class RankTrainer(Trainer):
 
     def __init__(self, spec: RunSpec, work: RankWork):
         super().__init__(work.model, work.train, work.validation)
-        self.spec, self._gather = spec, work.gather
+        self.spec, self._gather, self._score = spec, work.gather, work.score
 
     @property
     def _node_class(self) -> Callable[..., TrainNode]:
-        return partial(StageNode, gather=self._gather) if self._gather else TrainNode
+        return partial(StageNode, gather=self._gather) if self._gather else partial(TrainNode, score=self._score)
 
     def _memory(self, device: torch.device, usage: float) -> Memory:
         return Memory.of(device, usage=usage, sharing=self.spec.machine_workers)

@@ -97,7 +97,8 @@ def check(field: dataclasses.Field[Any], value: Any) -> None:
     choices, low, high = (field.metadata[key] for key in ("choices", "low", "high"))
     for each in value if isinstance(value, tuple) else (value,):
         if choices and each not in choices:
-            raise SettingError(f"expected one of {', '.join(choices)}{nearest(str(each), choices)}")
+            known = [choice for choice in choices if choice]
+            raise SettingError(f"expected one of {', '.join(known)}{nearest(str(each), known)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise SettingError("expected a finite number")
     if isinstance(value, int) and abs(value) >= LARGEST:

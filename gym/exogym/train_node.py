@@ -16,7 +16,7 @@ from exogym.flat import digest
 from exogym.logger.event import Events, Mean, NullLogger
 from exogym.membership import END
 from exogym.micro_batches import Forward, StepWork, accumulate
-from exogym.rounds.progress import Progress, Validation, modes_kept
+from exogym.rounds.progress import Progress, Score, Validation, modes_kept
 from exogym.rounds.round import HiddenRound, Round
 from exogym.rounds.shares import Shares
 from exogym.samplers.batches import Batch, BatchSource
@@ -55,6 +55,7 @@ class TrainNode:
 
     The model is called as `model(batch)` and returns a mean loss, or `(mean loss, weight)` with the number of target
     tokens that the mean is over; a bare loss has the number of samples for its weight. Ranks may have unequal shares.
+    score: by which a validation is the best so far, in place of its loss, as by word errors.
     `should_stop` is asked at every step; when it says yes on any rank, all ranks stop at the same agreed weights.
     With `checkpoints` each rank keeps its own state; one that cannot be written is a "warning" event.
     What gives a loss or gradient that is not finite is left out, with a "warning" event.
@@ -77,6 +78,7 @@ class TrainNode:
         settings: LoopSettings,
         *,
         val: BatchSource | None = None,
+        score: Score | None = None,
         events: Events | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         checkpoints: Checkpoints | None = None,
@@ -92,7 +94,7 @@ class TrainNode:
         self.saved = SavedStates(checkpoints, self.state, comm, resume=settings.resume, emit=self.progress.emit)
         self.forward = Forward(model, self.device, settings.precision)
         self.validation = Validation(
-            val, model, self.forward, comm, self.state, self.progress, keep_best=settings.keep_best
+            val, model, self.forward, comm, self.state, self.progress, keep_best=settings.keep_best, score=score
         )
         if val is None:
             refuse("without validation data", early_stopping=settings.early_stopping or None)
@@ -363,7 +365,8 @@ class TrainNode:
         if not self.settings.keep_best or state.best_weights is None:
             return None
         self.strategy.parameters.write(state.best_weights)
-        self.progress.emit("best", best_step=state.now.best_at, loss=state.now.best_loss)
+        score = {} if state.now.best_score is None else {"score": state.now.best_score}
+        self.progress.emit("best", best_step=state.now.best_at, loss=state.now.best_loss, **score)
         return state.now.best_at
 
     def save_agreed(self, patience_s: float = RESCUE_S) -> bool:

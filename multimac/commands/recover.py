@@ -131,7 +131,7 @@ def _recover(one: Kept, final: Path, here: Path, tell: Callable[[str], None]) ->
     weights = state["strategy"]["weights"]
     if profile.keep_best and state["best_weights"] is not None:
         weights = state["best_weights"]
-        tell(f"  of step {state['now']['best_at']}, which had the lowest validation loss so far (keep_best)")
+        tell(f"  of step {state['now']['best_at']}, the best so far (keep_best = {profile.keep_best})")
     FlatParameters(WhisperModelWrapper(trained, processor, "cpu")).write(weights)
     return save_final(trained, processor, final, base)
 

@@ -211,8 +211,8 @@ def _with_forecast(
         before_s=time.time() - entered,
         ratios=ratios_of(key),
     )
-    longest = " at most" if job.profile.early_stopping else ""
-    told = f"by steps that were measured, it will take {in_words(expected.seconds)}{longest}, to the model and its WER"
+    less = ", less if it stops early" if job.profile.early_stopping else ""
+    told = f"by steps that were measured, it will take {in_words(expected.seconds)} to the model and its WER{less}"
     return dataclasses.replace(prepared.launch, forecast=expected.kept(key, entered)), told
 
 

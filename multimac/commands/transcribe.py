@@ -80,7 +80,7 @@ def _check_files(audio: Sequence[Path], written: dict[Path, Path | None], *, for
     files = [file for file in written.values() if file]
     if files and len(files) == len(written) and not force and all(file.exists() for file in files):
         what = f"{files[0]} exists already{', and so do all others' if len(files) > 1 else ''}"
-        raise DataError(what, remedy="Remove it, or overwrite it with --force.")
+        raise DataError(what, remedy="Name another folder with --out, or overwrite it with --force.")
     for folder in dict.fromkeys(file.parent for file in files):
         check_writable(folder)
 
@@ -102,7 +102,9 @@ def _transcribe_all(
             task = bar.add_task(f"{number}/{len(written)} {Path(name).name[-40:]}", total=None)
             try:
                 if file and file.exists() and not force:
-                    raise DataError(f"{file} exists already", remedy="Remove it, or overwrite it with --force.")
+                    raise DataError(
+                        f"{file} exists already", remedy="Name another folder with --out, or overwrite it with --force."
+                    )
                 recording = heard(spooled if audio == STDIN else audio, partial(bar.update, task))
                 if file:
                     _write(file, rendered(recording, form, audio))

@@ -127,18 +127,15 @@ def data_of(run: RunSummary, asked: dict[str, Any]) -> list[DataSet]:
         path = run.path / f"{kind}.csv"
         if kind not in manifests and not path.is_file():
             continue
-        name = str(manifests.get(kind) or "")
-        clips, hours, languages = listed_clips(path) or (None, None, "")
-        found.append(
-            DataSet(
-                kind=KINDS[kind],
-                file=Path(name).name,
-                clips=clips,
-                hours=hours,
-                languages=languages,
-                left_out=left_out.get(name, ""),
+        name, rows, others = str(manifests.get(kind) or ""), _rows(path), []
+        for other, count in reversed(_added(asked).items() if kind == "train" else ()):
+            others.append((str(Path(*Path(other).parts[-2:])), rows[len(rows) - count :], ""))
+            rows = rows[: len(rows) - count]
+        for file, of_file, left in ((Path(name).name, rows, left_out.get(name, "")), *reversed(others)):
+            clips, hours, languages = _clips_of(of_file) or (None, None, "")
+            found.append(
+                DataSet(kind=KINDS[kind], file=file, clips=clips, hours=hours, languages=languages, left_out=left)
             )
-        )
     if run.test:
         known = asked.get("test_clips")
         clips = known if isinstance(known, int) and known else None
@@ -147,13 +144,31 @@ def data_of(run: RunSummary, asked: dict[str, Any]) -> list[DataSet]:
     return found
 
 
+def _added(asked: dict[str, Any]) -> dict[str, int]:
+    """Return how many of the last rows of a run's training clips are of which other lists."""
+    added = asked.get("added")
+    counts = added if isinstance(added, dict) else {}
+    return {str(name): count for name, count in counts.items() if isinstance(count, int) and count > 0}
+
+
 def listed_clips(path: Path) -> tuple[int, float, str] | None:
     """Return clips, hours and languages of a run's list of clips, each counted once; None if it cannot be read."""
+    return _clips_of(_rows(path))
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with contextlib.suppress(OSError, csv.Error, *NOT_AS_WRITTEN), path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+    return []
+
+
+def _clips_of(rows: list[dict[str, str]]) -> tuple[int, float, str] | None:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list({row["audio_path"]: row for row in csv.DictReader(file)}.values())
+        rows = list({row["audio_path"]: row for row in rows}.values())
         seconds = sum(float(row["duration_s"]) for row in rows)
-    except (OSError, csv.Error, *NOT_AS_WRITTEN):
+    except NOT_AS_WRITTEN:
+        return None
+    if not rows:
         return None
     languages = Counter(filter(None, (row.get(LANGUAGE_COLUMNS[0]) for row in rows)))
     told = ", ".join(f"{name}: {counted(count, 'clip')}" for name, count in languages.most_common())

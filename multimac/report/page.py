@@ -172,6 +172,7 @@ def _state(run: RunSummary, events: RunEvents) -> list[str]:
         first, *more = [line.strip() for line in run.message.splitlines() if line.strip()] or [""]
         lines += [f"The reason: {first}"] if first else []
         lines += more
+    lines += [f"{run.best[0].upper()}{run.best[1:]}."] if run.best else []
     if run.attempts > 1:
         lines.append(f"It was begun {run.attempts} times: it was stopped, or broke off, and was resumed.")
     if not run.model:

@@ -81,6 +81,7 @@ def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
         ("method", run.method),
         ("strategy", run.strategy),
         ("steps", f"{run.steps} of {run.total_steps}" if run.total_steps else ""),
+        ("best", run.best),
         ("rounds", str(run.rounds or "")),
         ("clips trained", clips_told(run)),
         ("training", ", ".join(filter(None, [duration(run.seconds or None), per_second]))),

@@ -37,9 +37,9 @@ def show_time(questions: Questions, draft: Draft, scratch: Path, console: Consol
     bytes_s, spare = (group.bytes_s, group.spare_bytes) if group else (None, None)
     ratios = ratios_of(key_of(job, (group.hosts if group else HERE).all))
     found = forecast(job, clips, speeds, bytes_s=bytes_s, spare_bytes=spare, ratios=ratios)
-    longest = " at most" if "early_stopping" in draft.settings else ""
+    less = ", less if it stops early" if "early_stopping" in draft.settings else ""
     what = "training, without the evaluation," if group else "this"
-    console.print(f"By a few steps on your clips, {what} will take {in_words(found.seconds)}{longest}.")
+    console.print(f"By a few steps on your clips, {what} will take {in_words(found.seconds)}{less}.")
 
 
 def _measured(questions: Questions, draft: Draft, scratch: Path, console: Console) -> list[Speed]:

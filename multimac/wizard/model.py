@@ -13,7 +13,7 @@ from rich.console import Console
 
 from distributed.checkup.this_machine import device_here, memory_here
 from distributed.hosts.paths import PROJECT
-from exogym.config import TRUE, nearest, parse
+from exogym.config import FALSE, nearest, parse
 from multimac.view.models import english_only, short_name
 from multimac.view.progress import working
 from whisper_tuner.config import ConfigFile, Profile
@@ -63,7 +63,7 @@ LANGUAGE = "Language of the speech (en, fr, German, ...):"
 CLIPS = 5  # to guess the language from
 LISTENING_S = 20.0  # most of it is the loading of torch and of the model
 ENOUGH_CLIPS = 20  # of validation: with fewer its loss says little
-BEST = {"keep_best": "true", "early_stopping": str(NO_BETTER)}
+BEST = {"keep_best": "loss", "early_stopping": str(NO_BETTER)}
 
 
 def ask_model(
@@ -198,7 +198,7 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
         console.print(what, style="yellow")
     if "validation" in draft.data.samples and int(settings["epochs"]) > 1:
         count = len(draft.data.samples["validation"])
-        suggested = own["keep_best"].lower() in TRUE if "keep_best" in own else count >= ENOUGH_CLIPS
+        suggested = own["keep_best"].lower() not in {*FALSE, ""} if "keep_best" in own else count >= ENOUGH_CLIPS
         message = f"Stop after {NO_BETTER} epochs without progress, and keep the best?"
         settings |= BEST if questions.confirm("keep_best", message, suggested) else {}
         if questions.asks_nobody and count < ENOUGH_CLIPS and not suggested:
@@ -291,7 +291,10 @@ def offered(config: ConfigFile, near: Path | None = None) -> dict[str, Model]:
     known = {model.base_model for model in models.values()}
     trained = [config.section("profile", name).values.get("base_model", "") for name in config.names("profile")]
     folders = [folder for name in trained if _is_folder(folder := (config.path.parent / expanded(name)).resolve())]
-    around = [Path.cwd(), *([near.resolve(), near.resolve().parent] if near else [])]
+    around = [Path.cwd()]
+    if near:  # a folder of recordings, or a list in it
+        folder = near.resolve() if near.is_dir() else near.resolve().parent
+        around += [folder, folder.parent]
     folders += [file.parent for place in around for file in sorted(place.glob("*/config.json"))]
     others = [str(folder) for folder in dict.fromkeys(folders) if folder != BUNDLED and shape_of(str(folder))]
     others += [str(BUNDLED)] if BUNDLED.is_dir() else []
@@ -387,7 +390,7 @@ def _check_model(text: str, config: ConfigFile) -> None:
     is_folder = _is_folder(model.base_model)
     if not is_folder and not re.fullmatch(HUB_ID, text):
         near = like(expanded(text)) or nearest(text, PUBLISHED)
-        raise ValueError(f"no such folder, and not a hub id such as openai/whisper-small{near}")
+        raise ValueError(f"no such folder{near or ', and not a hub id such as openai/whisper-small'}")
     if is_folder and model.shape is None:
         raise ConfigError(f"{text} holds no Whisper model: it has no config.json of one")
     is_multilingual(model)

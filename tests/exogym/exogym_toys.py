@@ -204,14 +204,25 @@ class GivenSpeed(Speed):
 
 
 def train_node(
-    model, comm, strategy, train, *, val=None, events=None, should_stop=lambda: False, checkpoints=None, **settings: Any
+    model,
+    comm,
+    strategy,
+    train,
+    *,
+    val=None,
+    score=None,
+    events=None,
+    should_stop=lambda: False,
+    checkpoints=None,
+    **settings: Any,
 ) -> TrainNode:
     """A TrainNode on the CPU; `settings` are those of LoopSettings, `epochs` for short."""
     epochs = settings.pop("epochs", None)
     loop = LoopSettings(**{"device": "cpu", "num_epochs": epochs, **settings})
     return TrainNode(
-        model, comm, strategy, train, loop, val=val, events=events, should_stop=should_stop, checkpoints=checkpoints
-    )
+        model, comm, strategy, train, loop, val=val, score=score, events=events, should_stop=should_stop,
+        checkpoints=checkpoints,
+    )  # fmt: skip
 
 
 def make_step(strategy: Strategy, weight: float, samples: int, *, stopping: bool = False) -> StepResult:

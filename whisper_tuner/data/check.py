@@ -13,7 +13,7 @@ from whisper_tuner.data.audio_check import AudioIndex
 from whisper_tuner.data.dataset import Manifest, Sample, load_manifest
 from whisper_tuner.data.formats.rows import AS_IT_IS, Reading
 from whisper_tuner.data.labels import TokenLimit, check_special_tokens, token_limit
-from whisper_tuner.data.splitting import repeated_note
+from whisper_tuner.data.splitting import repeated_notes
 from whisper_tuner.errors import DataError
 from whisper_tuner.fact_store import CACHE, FactStore
 from whisper_tuner.problems import Kind, Problem, counts, listed, place_of, write_problems
@@ -38,8 +38,9 @@ def check_data(profile: Profile, run_dir: Path, store: Path) -> dict[str, Manife
         for kind, path in paths.items()
     }
     for kind, manifest in manifests.items():
-        if kind != "train" and (note := repeated_note(manifests["train"], manifest)):
-            manifests[kind] = replace(manifest, notes=(*manifest.notes, note))
+        if kind != "train":
+            notes = repeated_notes(manifests["train"], manifest)
+            manifests[kind] = replace(manifest, notes=(*manifest.notes, *notes))
     limit = token_limit(profile.base_model, language=profile.language, task=profile.task)
     check_special_tokens(profile)
     for kind in paths:

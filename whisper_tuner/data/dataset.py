@@ -84,13 +84,23 @@ class Sample:
 
 @dataclass(frozen=True)
 class Manifest:
-    """notes: what its reader decided by itself, and its user must know. language: see Part."""
+    """notes: what its reader decided by itself, and its user must know. language: see Part.
+
+    added: other lists, whose clips are among the samples as well, behind those of its own.
+    """
 
     path: Path
     samples: tuple[Sample, ...]
     problems: tuple[Problem, ...]
     notes: tuple[str, ...] = ()
     language: str = ""
+    added: tuple[Manifest, ...] = ()
+
+    @property
+    def lists(self) -> tuple[Manifest, ...]:
+        """Return a manifest of its own samples, and those that were added."""
+        own = len(self.samples) - sum(len(each.samples) for each in self.added)
+        return replace(self, samples=self.samples[:own], added=()), *self.added
 
 
 def load_manifest(

@@ -66,8 +66,12 @@ def split(samples: Sequence[Sample], kinds: Sequence[str]) -> Split:
     return Split(_frozen(parts), "sentence", voices=any(sample.speaker for sample in samples))
 
 
-def repeated_note(train: Manifest, other: Manifest) -> str:
-    """Name the clips and sentences that a set shares with the training set, "" if there are none."""
+def repeated_notes(train: Manifest, other: Manifest) -> list[str]:
+    """Name the clips and sentences that a set shares with each list of the training set."""
+    return [note for each in train.lists if (note := _repeated_note(each, other))]
+
+
+def _repeated_note(train: Manifest, other: Manifest) -> str:
     audio = {sample.audio for sample in train.samples}
     # A copy of a file under another name has the same length, too, to the sample.
     copies = {(text_key(sample.text), sample.duration_s) for sample in train.samples}
@@ -77,9 +81,8 @@ def repeated_note(train: Manifest, other: Manifest) -> str:
     found = [counted(same, "clip")] * bool(same) + [f"the sentences of {counted(alike, 'clip')}"] * (alike > same)
     if not found:
         return ""
-    return (
-        f"{other.path.name} shares {' and '.join(found)} of {len(other.samples)} with {train.path.name}: {LOOKS_BETTER}"
-    )
+    one, two = (each.path.relative_to(each.path.parent.parent) for each in (other, train))  # many are called train.csv
+    return f"{one} shares {' and '.join(found)} of {len(other.samples)} with {two}: {LOOKS_BETTER}"
 
 
 def _sentence(sample: Sample) -> str:

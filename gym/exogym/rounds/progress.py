@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -120,8 +121,15 @@ class Progress:
         self.emit("warning", what=f"{told}: left out", skipped=self._skipped)
 
 
+Score = Callable[[Any], tuple[float, float]]
+"""Of a batch: (sum, weight) of a figure that is to be low, as word errors and words."""
+
+
 class Validation:
-    """Measures the loss on validation data; does nothing without them."""
+    """Measures the loss on validation data; does nothing without them.
+
+    score: by whose mean over all batches, in place of the loss, the best validation is found.
+    """
 
     def __init__(
         self,
@@ -133,11 +141,12 @@ class Validation:
         progress: Progress,
         *,
         keep_best: bool = False,
+        score: Score | None = None,
     ):
         self._sampler = None if source is None else sampler_of(source, comm.members)
         self._model, self.forward = model, forward
         self._comm, self._state, self._progress = comm, state, progress
-        self._keep_best = keep_best
+        self._keep_best, self._score = keep_best, score
 
     def follow(self) -> None:
         """Share the data among the present members."""
@@ -151,15 +160,18 @@ class Validation:
         """
         if not self._sampler:
             return
-        state, parameters = self._state, self._state.strategy.parameters
-        (loss, accuracy), told, mean = self._agreed(self._sums), {}, None
+        began, state, parameters = time.monotonic(), self._state, self._state.strategy.parameters
+        found, told, mean = self._agreed(self._sums), {}, None
         if state.strategy.differs:
             own = parameters.read()
             if (mean := common_weights(self._comm, state, own)) is not None:
-                told["local_loss"] = loss
-                loss, accuracy = self._loss_of(mean, own)
-        best = None if self._keep_best and state.best_weights is None else state.now.best_loss
-        is_best = loss is not None and (best is None or loss < best)
+                told["local_loss"] = found.loss
+                found = self._loss_of(mean, own)
+        figures, best = [found.loss], [state.now.best_loss]
+        if self._score:  # of two that are alike, the one with the lower loss
+            figures, best = [found.score, found.loss], [state.now.best_score, state.now.best_loss]
+        is_first = None in best or (self._keep_best and state.best_weights is None)
+        is_best = None not in figures and (is_first or figures < best)
         kept = None
         if is_best and self._keep_best:  # the weights that were validated, the same on all ranks to the last bit
             kept = mean
@@ -167,18 +179,19 @@ class Validation:
                 own = parameters.read()
                 common = common_weights(self._comm, state, own)
                 kept = own if common is None else common
-        state.validated(loss, is_best=is_best, weights=kept)
-        if accuracy is not None:
-            told["accuracy"] = accuracy
-        self._progress.emit("validation", loss=loss, **told)
+        state.validated(found.loss, found.score, is_best=is_best, weights=kept)
+        if self._score:
+            told["seconds"] = time.monotonic() - began
+        told |= {name: value for name in ("accuracy", "score") if (value := getattr(found, name)) is not None}
+        self._progress.emit("validation", loss=found.loss, **told)
 
-    def _agreed(self, sums: Callable[[], Tensor]) -> tuple[float | None, float | None]:
-        """Return the loss, and the accuracy if the model tells it."""
-        loss, weight, right, known = self._comm.commit_together(VALIDATION, sums).tolist()
-        return Mean(loss, weight).value(), Mean(right, known).value()
+    def _agreed(self, sums: Callable[[], Tensor]) -> Found:
+        return Found(
+            *(Mean(total, weight).value() for total, weight in self._comm.commit_together(VALIDATION, sums).tolist())
+        )
 
-    def _loss_of(self, mean: Tensor, own: Tensor) -> tuple[float | None, float | None]:
-        """Return loss and accuracy of weights `mean` [numel]; the model then has its `own` again."""
+    def _loss_of(self, mean: Tensor, own: Tensor) -> Found:
+        """Validate weights `mean` [numel]; the model then has its `own` again."""
         strategy = self._state.strategy
 
         def sums() -> Tensor:
@@ -192,10 +205,10 @@ class Validation:
         return self._agreed(sums)
 
     def _sums(self) -> Tensor:
-        """Return the sums over all ranks: losses and their weights, accuracies and theirs [4 float64]."""
+        """Return the sums over all ranks: losses, accuracies and scores, and the weights of each [3, 2] float64."""
         assert self._sampler is not None
         self.follow()
-        mean, right = Mean(), Mean()
+        mean, right, scores = Mean(), Mean(), Mean()
         with modes_kept(self._model), torch.no_grad():
             self._model.eval()
             for batches in self._sampler.epoch(0):
@@ -206,9 +219,19 @@ class Validation:
                         mean.add(value * weight, weight)
                         if (accuracy := self.forward.accuracy) is not None:
                             right.add(accuracy * weight, weight)
-        sums = torch.tensor([mean.total, mean.weight, right.total, right.weight], dtype=torch.float64)
+                    if self._score:
+                        scores.add(*self._score(batch))
+        sums = torch.tensor([[each.total, each.weight] for each in (mean, right, scores)], dtype=torch.float64)
         self._comm.all_reduce_(sums)
         return sums
+
+
+class Found(NamedTuple):
+    """What a validation of all ranks says; None where nothing tells it."""
+
+    loss: float | None
+    accuracy: float | None
+    score: float | None
 
 
 @contextmanager

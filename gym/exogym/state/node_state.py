@@ -29,7 +29,8 @@ class Position:
 
     validation_waits: the work was just resharded, so data of the validation may still be on their way. shared_at,
     compared_at: the steps at which it was last resharded, and at which speeds were last compared (see shares.py).
-    best_loss, best_at: of the validation with the lowest loss so far. not_better: validations since that one.
+    best_loss, best_score, best_at: of the best validation so far, by its score where there is one, else by its loss.
+    not_better: validations since that one.
     """
 
     step: int = 0
@@ -45,6 +46,7 @@ class Position:
     best_loss: float | None = None
     best_at: int = 0
     not_better: int = 0
+    best_score: float | None = None
 
 
 @dataclass(frozen=True)
@@ -221,13 +223,15 @@ class NodeState:
         with self.changing():
             self._agree(agreed, now=now, buffers=self._agreed_buffers)
 
-    def validated(self, loss: float | None, *, is_best: bool, weights: torch.Tensor | None = None) -> None:
+    def validated(
+        self, loss: float | None, score: float | None, *, is_best: bool, weights: torch.Tensor | None = None
+    ) -> None:
         """weights: the common ones [numel], on the CPU, if they are to be kept as the best."""
         now = replace(self.now, val_loss=loss, validated_at=self.now.step, validation_due=False)
         with self.changing():
             if is_best:
                 self.best_weights = weights
-                self._agree(replace(now, best_loss=loss, best_at=now.step, not_better=0))
+                self._agree(replace(now, best_loss=loss, best_score=score, best_at=now.step, not_better=0))
             else:
                 self._agree(replace(now, not_better=now.not_better + 1))
 

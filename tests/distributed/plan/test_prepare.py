@@ -316,9 +316,16 @@ def test_what_is_both_trained_and_measured_is_told_by_the_launcher(job, run_dir)
     other = OtherSet(name="tested", clips=test, language="en", reading=AS_IT_IS)
     prepared = prepare_run(dataclasses.replace(job.with_profile(test=test), added=(other,)), run_dir)
     [leak] = prepared.launch.leaks
-    assert leak.startswith("test.csv shares 60 clips of 60 with test.csv")
+    assert leak.startswith("data/test.csv shares 60 clips of 60 with data/test.csv")
     prepared.launch.save(run_dir)
-    assert Launch.load(run_dir).leaks == (leak,)
+    assert Launch.load(run_dir).leaks == (leak,) and prepared.launch.added == {str(test): 60}
+
+
+def test_what_a_set_to_keep_has_of_other_lists_is_told_of_these(job, run_dir):
+    test, trained = PROJECT / "bundled/data/test.csv", PROJECT / "bundled/data/validation.csv"
+    added, kept = (OtherSet(name="more", clips=trained, language="en", reading=AS_IT_IS) for _ in range(2))
+    prepared = prepare_run(dataclasses.replace(job.with_profile(test=test), added=(added,), keeps=(kept,)), run_dir)
+    assert prepared.launch.leaks[-1].startswith("data/validation.csv shares 30 clips of 30 with data/validation.csv:")
 
 
 def test_clips_of_rare_terms_are_there_several_times(folder, job, run_dir):

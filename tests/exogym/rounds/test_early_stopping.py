@@ -23,14 +23,16 @@ class Pulled(Scalar):
         return (self.w - target).square().mean()
 
 
-def run(comm=None, strategy=None, *, val=0.5, epochs=20, events=None, **settings):
+def run(comm=None, strategy=None, *, val=0.5, epochs=20, events=None, score=None, **settings):
     """(result, node, the weight at the end); an epoch has one step, and ends with a validation."""
+    model = Pulled()
     train, validation = Steps([[torch.ones(2)]]), Steps([[torch.full((2,), val)]])
     events = [].append if events is None else events.append
     strategy = strategy or AllReduceStrategy(**SGD)
     node = train_node(
-        Pulled(), comm or SingleComm(), strategy, train, val=validation, epochs=epochs, events=events, **settings
-    )
+        model, comm or SingleComm(), strategy, train, val=validation, epochs=epochs, events=events,
+        score=score and (lambda batch: score(model.w.item())), **settings,
+    )  # fmt: skip
     return node.run(), node, node.model.w.item()
 
 
@@ -60,6 +62,28 @@ def test_the_best_weights_are_kept():
     assert [event["best_step"] for event in of(events, "best")] == [7] and not of(events, "early_stop")
     result, _, w = run(keep_best=True, early_stopping=3)
     assert (result.steps, result.best_step) == (10, 7) and w == pytest.approx(weight_after(7))
+
+
+@pytest.mark.parametrize(
+    ("weigh", "steps"),
+    [
+        (lambda w: 100 * abs(w - 0.8), 15),  # 0.794, before 0.815
+        (lambda w: 0.0, 7),  # of all alike, the one with the lowest loss
+        (lambda w: round(w + 0.25), 2),  # it rises to 1 then
+    ],
+)
+def test_the_best_are_those_with_the_lowest_score_where_there_is_one(weigh, steps):
+    events: list[dict] = []
+    result, _, w = run(keep_best=True, events=events, score=lambda w: (3 * weigh(w), 3))
+    assert result.best_step == steps and w == pytest.approx(weight_after(steps))
+    told = of(events, "validation")
+    assert [event["score"] for event in told] == pytest.approx([weigh(weight_after(n)) for n in range(1, 21)])
+    assert of(events, "best")[0]["score"] == pytest.approx(weigh(weight_after(steps)))
+
+
+def test_without_anything_to_score_the_last_weights_stay():
+    result, _, w = run(keep_best=True, score=lambda w: (0, 0))
+    assert result.best_step is None and w == pytest.approx(weight_after(20))
 
 
 def test_the_last_weights_may_be_the_best():

@@ -43,7 +43,7 @@ class Hosts:
         self.said: list[str] = []
 
     def keep(
-        self, project: Path, number: int, shift: float, *, method: str = "full", keep_best: bool = False
+        self, project: Path, number: int, shift: float, *, method: str = "full", keep_best: str = ""
     ) -> torch.Tensor:
         """A checkpoint of weights that are the base's moved by `shift`; returns the flat of them.
 
@@ -97,9 +97,9 @@ def test_the_newest_checkpoint_of_any_host_becomes_a_model_that_transformers_loa
 
 
 def test_the_best_weights_so_far_are_taken_where_they_were_kept(hosts):
-    best = hosts.keep(hosts.there, 8, 0.2, keep_best=True)
+    best = hosts.keep(hosts.there, 8, 0.2, keep_best="wer")
     assert torch.equal(flat_of(hosts.recover()), best)
-    assert hosts.said[1] == "  of step 30, which had the lowest validation loss so far (keep_best)"
+    assert hosts.said[1] == "  of step 30, the best so far (keep_best = wer)"
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_next(hosts):

@@ -22,7 +22,10 @@ from exogym.state.checkpoint import Checkpoints
 from exogym.strategy import STRATEGIES
 from multimac.commands.recover import recover
 from multimac.commands.train import train_here
+from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.errors import ExitStatus
+from whisper_tuner.eval.evaluation import GREEDY, evaluate
+from whisper_tuner.export.final import load_model
 
 SECTION = """
 [distributed:mine]
@@ -72,19 +75,27 @@ def test_two_local_ranks_end_with_one_model(config_of, folder, strategy, capsys)
 
 
 @pytest.mark.slow
-def test_a_run_ends_early_and_leaves_the_best_model(config_of, folder, capsys):
+@pytest.mark.parametrize("by", ["true", "wer"])
+def test_a_run_ends_early_and_leaves_the_best_model(config_of, folder, capsys, by):
     """So large a learning rate that the loss soon rises."""
-    more = "epochs = 30\nlearning_rate = 0.05\nearly_stopping = 2\nkeep_best = true"
+    more = f"epochs = 30\nlearning_rate = 0.05\nearly_stopping = 2\nkeep_best = {by}"
     assert train_here(config_of("allreduce", more), "mine", ranks=2) == ExitStatus.OK
     [run] = folder.glob("runs/*")
-    losses = {event["step"]: event["loss"] for event in events_of(run, "validation")}
-    best, steps = min(losses, key=losses.get), list(losses)
+    told = {event["step"]: event for event in events_of(run, "validation")}
+    order = {step: (event.get("score", 0.0), event["loss"]) for step, event in told.items()}
+    best, steps = min(order, key=order.get), list(order)
     assert steps.index(best) == len(steps) - 3 and len(steps) < 30
     assert [event["digest"] for event in events_of(run, "done")] == [saved_digest(run)] * 2
     assert [event["best_step"] for event in events_of(run, "best")] == [best] * 2
     said = capsys.readouterr().out
     assert said.count("(early_stopping)") == said.count("(keep_best)") == 1
-    assert f"the model is that of step {best}, validation loss {losses[best]:.3f} (keep_best)" in said
+    heard = f", WER {100 * told[best]['score']:.1f}" if by == "wer" else ""
+    assert f"the model is that of step {best}, validation loss {told[best]['loss']:.3f}{heard} (keep_best)" in said
+    if by == "wer":  # as `evaluate` finds
+        model, processor = load_model(run / "final")
+        clips = load_manifest(run / "validation.csv").samples
+        found = evaluate(model, processor, clips, temperatures=GREEDY).normalized
+        assert told[best]["score"] == pytest.approx(found.wer)
 
 
 @pytest.mark.slow

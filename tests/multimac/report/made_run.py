@@ -28,7 +28,14 @@ class MadeRun:
         self.events: list[dict] = []
         self.test = ""
 
-    def write(self, *, name: str = "mine", hosts: Sequence[str] = ("localhost",), **profile) -> Path:
+    def write(
+        self,
+        *,
+        name: str = "mine",
+        hosts: Sequence[str] = ("localhost",),
+        added: dict[str, int] | None = None,
+        **profile,
+    ) -> Path:
         """run.json, events.jsonl and the lists of clips."""
         profile = {
             "base_model": f"{self.data}/base",
@@ -44,6 +51,7 @@ class MadeRun:
             "ranks": [{"label": host, "spec": spec} for host in hosts],
             "manifests": {"train": f"{self.data}/train.csv"},
             "versions": {"torch": "2.13.0"},
+            "added": added or {},
             **({"test": self.test} if self.test else {}),
         }
         (self.path / "run.json").write_text(json.dumps(asked))

@@ -21,9 +21,11 @@ from made_run import BEGUN, DATA, PROJECT, made
 
 import cli_typer
 from distributed.run_dir.events import UNNAMED
+from distributed.run_dir.summary import read_run
 from multimac.report import page as pages
 from multimac.report.page import contents, html_of
 from multimac.report.template import Private
+from multimac.view.run_tables import facts
 from whisper_tuner.errors import ExitStatus
 
 __all__ = ["made"]
@@ -97,6 +99,19 @@ def test_a_finished_run(made):
         "Learning rate by step. The learning rate was ",
     ]
     assert "The validation loss was 0.7 at step 5 and 0.45 at step 10." in page.text
+
+
+def test_the_step_of_the_model_and_the_lists_of_other_sets_are_told(made):
+    made.begin()
+    made.steps(range(1, 11), validate=5)
+    made.tell("best", 99, step=10, best_step=5, loss=0.7, score=0.25)
+    made.end()
+    path = made.write(added={"/secret-home/english/train.csv": 1})
+    page = page_of(path)
+    best = "the model is that of step 5, validation loss 0.700, WER 25.0 (keep_best)"
+    assert f"It trained 10 of 10 steps. T{best[1:]}." in page.text
+    assert "training train.csv 1 0.1 min" in page.text and "training english/train.csv 1 0.1 min" in page.text
+    assert dict(facts(read_run(path), None))["best"] == best
 
 
 def test_nothing_is_fetched_and_nothing_runs(made):

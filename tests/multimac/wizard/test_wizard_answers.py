@@ -88,11 +88,11 @@ def test_all_defaults_are_saved_as_a_profile_and_the_rest_stays(folder, tmp_path
 @pytest.mark.parametrize(
     ("clips", "answers", "kept"),
     [
-        (24, {}, (False, 0)),  # 2 clips for validation
-        (24, {"keep_best": "yes"}, (True, 3)),
-        (240, {}, (True, 3)),
-        (240, {"keep_best": "no"}, (False, 0)),
-        (240, {"epochs": 1, "keep_best": "yes"}, (False, 0)),
+        (24, {}, ("", 0)),  # 2 clips for validation
+        (24, {"keep_best": "yes"}, ("loss", 3)),
+        (240, {}, ("loss", 3)),
+        (240, {"keep_best": "no"}, ("", 0)),
+        (240, {"epochs": 1, "keep_best": "yes"}, ("", 0)),
     ],
 )
 def test_the_best_epoch_is_offered_where_validation_can_tell_it(folder, wizard, clips, answers, kept):
@@ -112,7 +112,7 @@ def test_what_a_profile_of_the_same_has_chosen_is_suggested(folder, wizard, own)
     status, said = wizard(folder, {"start": "later", "name": "mine", "model": "small", "data": "d", "method": "full"})
     assert status == 0, said
     profile = ConfigFile(folder / "config.ini").profile("mine")
-    assert (profile.epochs, profile.keep_best) == (7, own == "true")
+    assert (profile.epochs, profile.keep_best) == (7, "loss" if own == "true" else "")
 
 
 def test_saved_answers_give_the_same_again(folder, tmp_path, wizard):

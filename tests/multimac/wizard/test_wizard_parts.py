@@ -275,6 +275,14 @@ def test_no_model_is_suggested_where_none_can_be_had(tmp_path, monkeypatch, caps
     assert "cannot be fetched now" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("near", ["voice", "voice/metadata.csv"])
+def test_a_model_beside_the_folder_of_recordings_is_offered(tmp_path, near):
+    shutil.copytree(model.BUNDLED, tmp_path / "mine")
+    (tmp_path / "voice").mkdir()
+    (tmp_path / "voice" / "metadata.csv").touch()
+    assert str(tmp_path / "mine") in model.offered(ConfigFile(tmp_path / "config.ini", ""), tmp_path / near)
+
+
 def test_a_table_beside_recordings_is_offered_whatever_its_columns_are_called(tmp_path):
     """But not what Excel writes while a file is open, nor one without recordings."""
     above = ("home/texte.xlsx", "home/voice/c.wav")

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from whisper_tuner.data.dataset import Manifest, Sample
-from whisper_tuner.data.splitting import repeated_note, split
+from whisper_tuner.data.splitting import repeated_notes, split
 from whisper_tuner.text import text_key
 
 BOTH = ["validation", "test"]
@@ -130,8 +130,10 @@ def manifest(name: str, *samples: Sample) -> Manifest:
 
 def test_what_a_test_set_has_of_train_is_counted():
     train = manifest("train.csv", sample(1, "Yes"), sample(2, "No"), sample(3, "Well", duration_s=2.0))
-    assert repeated_note(train, manifest("test.csv", sample(4, "Else"))) == ""
-    note = repeated_note(train, manifest("test.csv", sample(1, "Yes"), sample(5, "no", duration_s=3.0), sample(6, "a")))
+    assert repeated_notes(train, manifest("test.csv", sample(4, "Else"))) == []
+    [note] = repeated_notes(
+        train, manifest("test.csv", sample(1, "Yes"), sample(5, "no", duration_s=3.0), sample(6, "a"))
+    )
     assert note.startswith("test.csv shares 1 clip and the sentences of 2 clips of 3 with train.csv")
-    copied = repeated_note(train, manifest("test.csv", sample(9, "well", duration_s=2.0)))
+    [copied] = repeated_notes(train, manifest("test.csv", sample(9, "well", duration_s=2.0)))
     assert copied.startswith("test.csv shares 1 clip of 1 with train.csv")
