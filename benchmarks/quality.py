@@ -9,8 +9,9 @@ MODEL is a folder in transformers layout, DATA one with train.csv, validation.cs
 folder. Rows: the untouched model, the defaults, the clips alone (no timestamps, nothing of --keeps), each --also, and
 the usual recipe (seq2seq_recipe.py) for N seeds. Columns: WER of greedy decoding on the unseen clips of DATA and of
 --keeps; of the words that training's texts hold at most twice, how many are written; on recordings of a minute or two
-that are made of the unseen clips of DATA, by `multimac transcribe`: WER, how far a segment's time is from where its
-first word's clip says, and how many words are written of 30 s without speech. With --brief, no recordings, and not
+that are made of the unseen clips of DATA, by `multimac transcribe --words`: WER, how far a segment's time is from where
+its first word's clip says, the same of the time of each clip's first word, which the alignment heads say, and how many
+words are written of 30 s without speech. With --brief, no recordings, and not
 the clips alone. With --minutes, so much speech of DATA is trained, by chance. What is done is kept in DIR, so an
 interrupted benchmark goes on.
 """
@@ -58,6 +59,7 @@ HEAD = (
     "elsewhere",
     "rare words, %",
     "s off, median and 9 of 10",
+    "words: s off",
 )
 
 
@@ -163,11 +165,13 @@ def without_speech(folder: Path) -> list[Path]:
     return [folder / f"{number}.wav" for number in range(len(made))]
 
 
-def aligned(said: Sequence[Said], heard: Sequence[tuple[float, str]]) -> tuple[list[list[int]], list[float]]:
+def aligned(
+    said: Sequence[Said], heard: Sequence[tuple[float, str]], *, firsts: bool = False
+) -> tuple[list[list[int]], list[float]]:
     """Compare a recording's words: [errors, words] of each clip, and the error of each segment's time in seconds.
 
     heard: (start, text) of segments. What is inserted between two clips counts for the second. A segment's
-    time is that of its first word: a clip's words are taken to be spread evenly over it.
+    time is that of its first word: a clip's words are taken to be spread evenly over it. firsts: only of first words.
     """
     import jiwer
 
@@ -187,7 +191,7 @@ def aligned(said: Sequence[Said], heard: Sequence[tuple[float, str]]) -> tuple[l
             clip, number = reference[place]
             if chunk.type != "equal":
                 counts[clip][0] += 1
-            elif (time := starts.get(chunk.hyp_start_idx + step)) is not None:
+            elif (time := starts.get(chunk.hyp_start_idx + step)) is not None and not (firsts and number):
                 each = said[clip]
                 off.append(abs(time - each.start - (each.end - each.start) * number / len(each.words)))
     return counts, off
@@ -271,7 +275,7 @@ class Bench:
         whisper, processor = load_model(model)
         clips, rare = self._clips(whisper, processor, self.data)
         elsewhere = self._clips(whisper, processor, self.args.keeps)[0] if self.args.keeps else []
-        counts, off, invented = ([], [], 0) if self.args.brief else self._heard(whisper, processor)
+        counts, off, words_off, invented = ([], [], [], 0) if self.args.brief else self._heard(whisper, processor)
         told = f"WER {wer(clips):.1f}"
         told += f", of recordings {wer(counts):.1f}, {invented} words of no speech" if counts else ""
         if elsewhere:
@@ -279,7 +283,7 @@ class Bench:
         told += f", {statistics.median(off or [0.0]):.2f} s off"
         return {
             **{"clips": clips, "elsewhere": elsewhere, "recordings": counts, "off": off},
-            **{"rare": rare, "invented": invented, "told": told},
+            **{"words_off": words_off, "rare": rare, "invented": invented, "told": told},
         }
 
     def _clips(self, whisper, processor, data: Path) -> tuple[Clips, list[int]]:
@@ -302,19 +306,24 @@ class Bench:
         clips = [[min(errors, 2 * words + 10), words] for errors, words in counts]
         return clips, [sum(word.found for word in rare), sum(word.said for word in rare)]
 
-    def _heard(self, whisper, processor) -> tuple[list[list[int]], list[float], int]:
+    def _heard(self, whisper, processor) -> tuple[list[list[int]], list[float], list[float], int]:
         from whisper_tuner.eval.transcription import transcribe_recording
 
         counts: list[list[int]] = []
         off: list[float] = []
+        words_off: list[float] = []
+        tells_words = bool(getattr(whisper.generation_config, "alignment_heads", None))
         most = 1 if self.args.quick else None
         for path, said in list(recordings(self.data, self.folder / "recordings"))[:most]:
-            found = transcribe_recording(whisper, processor, path, language=self.args.language or None)
+            language = self.args.language or None
+            found = transcribe_recording(whisper, processor, path, language=language, words=tells_words)
             own, late = aligned(said, [(each.start, each.text) for each in found.segments])
             counts, off = counts + own, off + late
+            words = [(word.start, word.text) for each in found.segments for word in each.words]
+            words_off += aligned(said, words, firsts=True)[1]
         silent = without_speech(self.folder / "silence")[:most]
         heard = [transcribe_recording(whisper, processor, path, language=self.args.language or None) for path in silent]
-        return counts, off, sum(len(plain(each.text).split()) for each in heard)
+        return counts, off, words_off, sum(len(plain(each.text).split()) for each in heard)
 
     def report(self) -> list[str]:
         rows, misses = [], []
@@ -331,10 +340,9 @@ class Bench:
                     difference, is_worse = against([run[part] for run in runs[:pairs]], those)
                     misses += [f"{way}: {difference} points of WER of {part} above the defaults"] * is_worse
                 cells += [", ".join(f"{wer(run[part]):.1f}" for run in runs if run[part]), difference]
-            off = sorted(each for run in runs for each in run["off"]) or [0.0]
             cells += [", ".join(f"{wer(run['elsewhere']):.1f}" for run in runs if run["elsewhere"])]
             cells += [", ".join(f"{100 * run['rare'][0] / max(1, run['rare'][1]):.0f}" for run in runs)]
-            cells += [f"{statistics.median(off):.2f}, {off[int(0.9 * len(off))]:.2f}"]
+            cells += [_spread([each for run in runs for each in run[part]]) for part in ("off", "words_off")]
             rows.append([*cells, ", ".join(str(run["invented"]) for run in runs)])
         ways = "".join(f" {name}: {settings}." for name, settings in self.ways.items() if settings)
         return [
@@ -347,6 +355,11 @@ class Bench:
 
     def _results(self, way: str) -> list[dict]:
         return [result for task, result in self.done.found(self.tasks) if task.way == way]
+
+
+def _spread(off: list[float]) -> str:
+    off = sorted(off)
+    return f"{statistics.median(off):.2f}, {off[int(0.9 * len(off))]:.2f}" if off else ""
 
 
 def main() -> int:

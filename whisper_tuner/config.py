@@ -193,6 +193,14 @@ class Profile:
         choices=("", "loss", "wer"),
         example="wer",
     )
+    blend: float = setting(
+        1.0,
+        "share of what was learnt that the model keeps: with 0.8 it has four parts of the trained weights and one of "
+        "the base's, so that it forgets less, and learns a little less",
+        low=0.0,
+        high=1.0,
+        example="0.8",
+    )
     batch_size: int = setting(
         8, "clips per optimizer step, of all hosts together", low=1, example="4", changes_plan=True
     )

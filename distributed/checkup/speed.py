@@ -40,7 +40,7 @@ LATE_S, LIMIT_S = 235.0, 250.0  # the probe ends after 240 s by itself, unless i
 SPEED = "speed of a machine 1"  # a kind of facts
 NOT_IN_A_STEP = {
     *("epochs", "max_steps", "learning_rate", "weight_decay", "schedule", "warmup_ratio", "seed", "validation", "test"),
-    *("runs_dir", "checkpoint_interval", "keep_checkpoints", "early_stopping", "keep_best"),
+    *("runs_dir", "checkpoint_interval", "keep_checkpoints", "early_stopping", "keep_best", "blend"),
 }
 
 

@@ -179,11 +179,10 @@ def _build(config: ConfigFile, name: str, section: Resolved, inherited: Resolved
     strategy_keys = {f.name for f in dataclasses.fields(STRATEGIES[distribution.strategy][0])} - {*FROM_PROFILE}
     if unknown := set(section.values) - own - profile_keys - strategy_keys:
         key = sorted(unknown)[0]
-        raise ConfigError(
-            f"{section.origin[key]}: unknown key {key!r}{nearest(key, own | profile_keys | strategy_keys)}",
-            remedy=f"Keys of strategy {distribution.strategy}: {', '.join(sorted(strategy_keys))}. "
-            f"All keys: multimac config show {name}",
-        )
+        what = f"{section.origin[key]}: unknown key {key!r}{nearest(key, own | profile_keys | strategy_keys)}"
+        chosen = f"Keys of strategy {distribution.strategy}: {', '.join(sorted(strategy_keys))}. "
+        remedy = f"{chosen if 'strategy' in section.values else ''}All keys: multimac config show {name}"
+        raise ConfigError(what, remedy=remedy)
     merged = base.with_changes(section.only(profile_keys))
     profile = config.build(Profile, merged, f"profile:{distribution.base_profile}")
     settings = section.only(strategy_keys).values

@@ -143,7 +143,7 @@ def load_whisper(
         train=sampler,
         validation=validator,
         settings=settings,
-        save=lambda final, _: save_final(trained.cpu(), processor, final, profile.base_model),
+        save=lambda final, _: save_final(trained.cpu(), processor, final, profile.base_model, blend=profile.blend),
         score=_word_errors(trained, processor, validation.samples, profile)
         if profile.keep_best == "wer" and validation
         else None,

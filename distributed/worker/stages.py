@@ -101,7 +101,7 @@ class WholeModel:
         whole = skeleton(self._trained, self._profile)
         whole.load_state_dict(self._own(ENCODER) | self._received, strict=False, assign=True)
         whisper_of(whole).tie_weights()
-        save_final(whole, processor, final, self._profile.base_model)
+        save_final(whole, processor, final, self._profile.base_model, blend=self._profile.blend)
 
     def _own(self, part: str) -> dict[str, Tensor]:
         """Return what there is to save of a part by its names in the whole: its adapters, or all of it, in float32."""

@@ -133,7 +133,7 @@ def _recover(one: Kept, final: Path, here: Path, tell: Callable[[str], None]) ->
         weights = state["best_weights"]
         tell(f"  of step {state['now']['best_at']}, the best so far (keep_best = {profile.keep_best})")
     FlatParameters(WhisperModelWrapper(trained, processor, "cpu")).write(weights)
-    return save_final(trained, processor, final, base)
+    return save_final(trained, processor, final, base, blend=profile.blend)
 
 
 def _fetched(one: Kept, run_dir: Path) -> Path:

@@ -126,7 +126,7 @@ MISTAKES = {
         PROFILE,
         "finetune mine --set batchsize=8",
         "error: --set batchsize: unknown key 'batchsize', did you mean 'batch_size'?",
-        "Keys of strategy allreduce",
+        "All keys: multimac config show mine",
     ),
     "--set of a word for a number": (
         TOGETHER,

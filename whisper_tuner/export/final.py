@@ -26,14 +26,19 @@ from whisper_tuner.model.rounded import RoundedLinear
 from whisper_tuner.model.special_tokens import settle_generation
 
 
-def save_final(model: nn.Module, processor: WhisperProcessor, out: str | Path, base_model: str | Path) -> Path:
+def save_final(
+    model: nn.Module, processor: WhisperProcessor, out: str | Path, base_model: str | Path, *, blend: float = 1.0
+) -> Path:
     """Write the final model to `out`, which appears whole or not at all; an existing one is replaced.
 
     `base_model` is what training started from. An adapter names it: a hub id as it is, a local folder by its path
     relative to `out`, since an absolute path would be wrong on another machine. `load_model` reads both.
+    blend: see Profile; the model in memory is changed.
     Raises RunError: disk full, no permission.
     """
     out = Path(out)
+    if blend < 1:
+        _blend_with_base(model, base_model, blend)
     try:
         with atomic_folder(out) as part:
             if isinstance(model, PeftModel):
@@ -51,6 +56,21 @@ def save_final(model: nn.Module, processor: WhisperProcessor, out: str | Path, b
         remedy = "Free some space, or choose another folder with runs_dir."
         raise RunError(f"{out}: the model cannot be written: {error}", remedy=remedy) from error
     return out
+
+
+@torch.no_grad()
+def _blend_with_base(model: nn.Module, base_model: str | Path, share: float) -> None:
+    """Keep a share of what training has changed (WiSE-FT, 2109.01903)."""
+    if isinstance(model, PeftModel):
+        for name, value in model.named_parameters():
+            if ".lora_B." in name:  # what an adapter adds is B A x
+                value.mul_(share)
+        return
+    base, _ = load_base(base_model)
+    untrained = dict(base.named_parameters())
+    for name, value in model.named_parameters():
+        if value.requires_grad:
+            value.copy_(untrained[name].lerp(value.float(), share))
 
 
 def with_published_weights(model: nn.Module, base_model: str | Path) -> WhisperForConditionalGeneration:

@@ -100,6 +100,30 @@ def test_a_layer_computes_what_its_weights_say_in_parts(monkeypatch, precision, 
         assert model(values).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize(
+    ("method", "precision", "optimizer"),
+    [("lora", "float32", "adamw"), ("lora", "int8", "adamw"), ("decoder", "int8", "adamw"),
+     ("decoder", "float32", "low_memory"), ("full", "float32", "adamw")],
+)  # fmt: skip
+def test_a_blend_has_a_share_of_what_was_learnt(base, tmp_path, method, precision, optimizer):
+    published, processor = load_base(base)
+    models = []
+    for share in (1.0, 0.25):
+        model, _, _ = trained(base, method, precision, optimizer)
+        with torch.no_grad():
+            for number, parameter in enumerate(p for p in model.parameters() if p.requires_grad):
+                parameter += 0.01 * (number % 3)
+        folder = save_final(model, processor, tmp_path / str(share), base, blend=share)
+        models.append(dict(load_model(folder, base if method == "lora" else None)[0].named_parameters()))
+    whole, part = models
+    moved = 0
+    for name, value in published.named_parameters():
+        expected = value + 0.25 * (whole[name] - value)
+        assert torch.allclose(part[name], expected, atol=2e-3 if optimizer == "low_memory" else 1e-5), name
+        moved += not torch.equal(whole[name], value)
+    assert moved
+
+
 def test_embedding_and_output_layer_go_on_sharing_their_weight(base):
     model, _, _ = trained(base, "lora", "int8")
     whisper = model.get_base_model()

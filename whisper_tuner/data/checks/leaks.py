@@ -141,8 +141,8 @@ MANY_LEAKS = 0.1  # of a part's rows: above, it is a set of fixed phrases, and o
 LEAKED_TEXT = Kind(
     name="text in two parts",
     severity=Severity.WARNING,
-    means=f"The text, of more than {SHORT_LEAK} letters, is also in the validation or test set. The decoder learns it by "
-    "heart, so WER is too good. What a run says of shared sentences counts shorter ones, too.",
+    means=f"The text, of more than {SHORT_LEAK} letters, is also in the validation or test set. The decoder learns it "
+    "by heart, so WER is too good. What a run says of shared sentences counts shorter ones, too.",
     remedy="Remove it from the set that is trained on. In a set of fixed phrases this is as it will be in use.",
 )
 
