@@ -36,7 +36,8 @@ HERE = Hosts(master=Host(address="this machine"), workers=())
 class Speed:
     """The speed of one machine; `clips_s` is None where it could not be measured, and `problem` says why.
 
-    sizes: (clips, mean seconds) of steps. See distributed/worker/speed.py.
+    sizes: (clips, mean seconds) of steps. errors, words: of the untouched model, in a few test clips. See
+    distributed/worker/speed.py.
     """
 
     host: str
@@ -46,6 +47,8 @@ class Speed:
     trainable: int = 0
     start_s: float = 0.0
     clip_s: float = 0.0
+    errors: int = 0
+    words: int = 0
     problem: str = ""
 
     @property

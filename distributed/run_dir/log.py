@@ -125,11 +125,15 @@ class Attempt:
         return max(s.time for s in self.steps) - min(s.time - s.seconds for s in self.steps)
 
     def parts(self, entered: float) -> tuple[float, ...]:
-        """Return the seconds until the first step, those of all steps, and those until the last word, the report."""
+        """Return the seconds until the first step, those of all steps, and those until the end.
+
+        Without those of the report, which has this in it.
+        """
         if not self.steps:
             return ()
         first, last = min(s.time - s.seconds for s in self.steps), max(s.time for s in self.steps)
-        return first - entered, last - first, max([last, *(event.time for event in self.others)]) - last
+        end = max([last, *(event.time for event in self.others if event.type != "report")])
+        return first - entered, last - first, end - last
 
     def of_type(self, *types: str) -> list[Event]:
         return [event for event in self.others if event.type in types]

@@ -26,7 +26,7 @@ from exogym.errors import ExogymError
 from exogym.trainer import LocalTrainer
 from whisper_tuner.data.dataset import load_manifest
 from whisper_tuner.errors import TunerError
-from whisper_tuner.eval.evaluation import FALLBACK, transcribe
+from whisper_tuner.eval.evaluation import evaluate
 from whisper_tuner.model.base_model import load_base
 
 from .load import load_whisper
@@ -38,12 +38,12 @@ def speed(spec: RunSpec, sizes: Sequence[int]) -> dict[str, Any]:
     """Clips a second and seconds of a usual step of the first size, and how many parameters are trained.
 
     Medians: one clip that is padded to 30 s, which few are, would be most of the mean, which `sizes` has of each size.
-    start_s: from the process's beginning to the first step, without what is measured once. clip_s: for each clip of the
-    test set, if the profile has one, to be transcribed.
+    start_s: from the process's beginning to the first step, without what is measured once. Of the test set, if the
+    profile has one: clip_s, seconds to transcribe a clip, and the errors of the untouched model in so many words.
     """
     [(first, found), *others] = [(size, _trained(spec, size)) for size in sizes]
     means = [[first, found.pop("mean_s")], *([size, other["mean_s"]] for size, other in others)]
-    return found | {"sizes": means, "clip_s": _transcribing(spec)}
+    return found | {"sizes": means} | _transcribing(spec)
 
 
 def _trained(spec: RunSpec, size: int) -> dict[str, float]:
@@ -67,25 +67,26 @@ def _trained(spec: RunSpec, size: int) -> dict[str, float]:
     return {"clips_s": clips_s, "step_s": step_s, "mean_s": mean_s, "trainable": trainable, "start_s": start_s}
 
 
-def _transcribing(spec: RunSpec) -> float:
-    """Return the seconds for a clip of the test set with the base model; 0 without a test set."""
+def _transcribing(spec: RunSpec) -> dict[str, float]:
     profile = spec.profile
     assert profile
     if not profile.test:
-        return 0.0
+        return {}
     model, processor = load_base(profile.base_model)
-    clips = [sample.audio for sample in load_manifest(profile.test, check_audio=False).samples]
-    began = time.monotonic()
-    transcribe(
+    clips = load_manifest(profile.test, check_audio=False).samples
+    found = evaluate(
         model.to(devices.choose(spec.wanted_device)),  # type: ignore[arg-type]  # see launcher/evaluate.py
         processor,
         clips,
         language=profile.language or None,
         task=profile.task,
-        temperatures=FALLBACK,
         batch_size=len(clips),
     )
-    return (time.monotonic() - began) / len(clips)
+    return {
+        "clip_s": found.seconds / len(clips),
+        "errors": found.normalized.errors,
+        "words": found.normalized.words,
+    }
 
 
 def main() -> None:

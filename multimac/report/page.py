@@ -190,7 +190,7 @@ def _facts(run: RunSummary) -> list[tuple[str, str]]:
         ("strategy", run.strategy if len(run.hosts) > 1 else ""),
         ("begun", moment(run.created) if run.created else ""),
         ("time of training", ", ".join(filter(None, [duration(run.seconds or None), speed]))),
-        ("from its start to this report", forecast_told(run)),
+        ("from its start to its end", forecast_told(run)),
         ("steps", f"{run.steps:,}" if run.steps else ""),
         ("rounds", f"{run.rounds:,}" if run.rounds else ""),
         ("clips trained", clips_told(run)),

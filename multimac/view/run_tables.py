@@ -85,7 +85,7 @@ def facts(run: RunSummary, speed_up: float | None) -> list[tuple[str, str]]:
         ("rounds", str(run.rounds or "")),
         ("clips trained", clips_told(run)),
         ("training", ", ".join(filter(None, [duration(run.seconds or None), per_second]))),
-        ("start to report", forecast_told(run)),
+        ("start to end", forecast_told(run)),
         ("speed-up", f"{times(speed_up)} the fastest run of one host alone" if speed_up else ""),
         ("sent", size(run.bytes) if run.bytes else ""),
         ("WER", wer_told(run.wer_before, run.wer_after, run.wer_difference, run.clips_tested)),

@@ -9,6 +9,7 @@ from rich.console import Console
 from distributed.checkup.speed import measure, of_all_lengths, remember, remembered
 from distributed.hosts.sync import no_progress
 from distributed.plan.forecast import HERE, Speed, forecast, key_of, ratios_of
+from multimac.view.models import short_name
 from multimac.view.progress import working
 from whisper_tuner.errors import TunerError
 from whisper_tuner.hub import folder_here
@@ -19,6 +20,7 @@ from .questions import Questions, drop_typed
 
 STEPS = 9  # the first is not counted
 HEARD = 8  # clips of the test set
+KNOWN = 10  # errors in 100 words. Of 6, five minutes of speech took none (RESULTS.md, quality: tiny.en on en-5min)
 
 
 def show_time(questions: Questions, draft: Draft, scratch: Path, console: Console) -> None:
@@ -40,6 +42,19 @@ def show_time(questions: Questions, draft: Draft, scratch: Path, console: Consol
     less = ", less if it stops early" if "early_stopping" in draft.settings else ""
     what = "training, without the evaluation," if group else "this"
     console.print(f"By a few steps on your clips, {what} will take {in_words(found.seconds)}{less}.")
+    if told := untouched_told(speeds[0], short_name(model)):
+        console.print(told, markup=False)
+
+
+def untouched_told(speed: Speed, model: str) -> str:
+    """Tell how well a model hears a few test clips before it is trained; "" if it was not measured."""
+    if not speed.words:
+        return ""
+    rate = 100 * speed.errors / speed.words
+    told = f"Before training, {model} makes about {rate:.0f} errors in 100 words, by a few test clips."
+    if rate < KNOWN:
+        told += " It knows such speech, so little can be gained: see whether the last lines say better."
+    return told
 
 
 def _measured(questions: Questions, draft: Draft, scratch: Path, console: Console) -> list[Speed]:

@@ -12,11 +12,16 @@ from small_run import folder, job, run_dir
 
 from distributed.checkup import speed
 from distributed.hosts import host_process
+from distributed.hosts.paths import PROJECT
 from distributed.plan import forecast
 from distributed.plan.prepare import prepare_run
 from distributed.plan.run_spec import RunSpec
 from distributed.ssh.host import Host, Hosts
 from distributed.ssh.machine import LocalMachine
+from distributed.worker import speed as worker_speed
+from whisper_tuner.data.dataset import load_manifest
+from whisper_tuner.eval.evaluation import evaluate
+from whisper_tuner.export.final import load_model
 from whisper_tuner.fact_store import FactStore
 
 __all__ = ["folder", "job", "run_dir"]
@@ -41,6 +46,15 @@ def test_a_machine_trains_a_few_steps_and_saves_nothing(spec, run_dir):
     assert [clips for clips, _ in found.sizes] == [2, 3] and min(seconds for _, seconds in found.sizes) > 0
     assert found.start_s > 0 and found.clip_s == 0
     assert not {"checkpoints", "final"} & {path.name for path in run_dir.iterdir()}
+
+
+def test_the_errors_of_the_untouched_model_are_those_of_an_evaluation(spec, job):
+    test = PROJECT / "bundled/data/validation.csv"
+    profile = dataclasses.replace(spec.profile, base_model=str(PROJECT / "bundled/model"), test=test)
+    found = worker_speed._transcribing(dataclasses.replace(spec, profile=profile))
+    model, processor = load_model(PROJECT / "bundled/model")
+    rates = evaluate(model, processor, load_manifest(test).samples).normalized
+    assert (found["errors"], found["words"]) == (rates.errors, rates.words) and found["clip_s"] > 0
 
 
 @pytest.mark.parametrize(("batch_size", "hosts", "clips"), [(8, 2, 4), (8, 3, 3), (8, 5, 2), (8, 7, 1), (4, 8, 1)])

@@ -43,9 +43,9 @@ def test_a_plan_is_compared_with_the_run(folder, monkeypatch, capsys):
     assert "by steps that were measured, it will take about" in said("finetune", "tiny")
     [run] = folder.glob("runs/*")
     assert re.search(
-        r"start to report +\d+:\d\d; predicted \d+:\d\d, \d+% too (long|short)", said("runs", "show", run.name)
+        r"start to end +\d+:\d\d; predicted \d+:\d\d, \d+% too (long|short)", said("runs", "show", run.name)
     )
-    assert "from its start to this report" in (run / "report.html").read_text()
+    assert "from its start to its end" in (run / "report.html").read_text()
 
 
 def known(mbit: float) -> plan.Known:

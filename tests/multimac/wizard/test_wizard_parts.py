@@ -14,7 +14,7 @@ from distributed.plan.automatic import Conditions, Measured
 from distributed.plan.forecast import Speed
 from distributed.ssh.host import Host, Hosts
 from multimac.view.terminal import Console
-from multimac.wizard import flow, hosts, model
+from multimac.wizard import duration, flow, hosts, model
 from multimac.wizard.data import beside, find
 from multimac.wizard.draft import Data, Draft, Group, Model, with_sections
 from multimac.wizard.hosts import speed_up, suggested_strategy
@@ -356,3 +356,12 @@ def test_ready_says_how_many_machines_were_found():
     titles = [flow._with_count(option, near).title for option in flow.READY]
     assert titles[1] == "train on several machines: 1 other machine found" and titles[0] == flow.READY[0].title
     assert flow._with_count(flow.READY[1], []) is flow.READY[1]
+
+
+@pytest.mark.parametrize(
+    ("errors", "words", "told"),
+    [(0, 0, ""), (6, 80, "about 8 errors in 100 words, by a few test clips. It knows"), (80, 80, "about 100 errors")],
+)
+def test_what_a_model_hears_before_it_is_trained_is_told(errors, words, told):
+    found = duration.untouched_told(Speed(host="a", errors=errors, words=words), "whisper-base")
+    assert told in found and bool(found) == bool(told) and ("little can be gained" in found) == ("knows" in told)
