@@ -23,7 +23,7 @@ from distributed.plan.forecast import learn
 from distributed.plan.launch import Launch, Rank
 from distributed.plan.run_spec import Rendezvous
 from distributed.run_dir.away import forget_away, read_away
-from distributed.run_dir.folder import only_one
+from distributed.run_dir.folder import as_typed, only_one
 from distributed.run_dir.log import RESERVE, EventLog
 from distributed.run_dir.summary import NOT_EVALUATED, read_history, read_run
 from distributed.ssh.machine import on_each
@@ -112,7 +112,7 @@ class Launcher:
 
     def _not_evaluated(self, why: str = "") -> str:
         told = f"\n  {why}" if why else ""
-        return f"{NOT_EVALUATED}{told}\n  Measure it with: multimac evaluate {self.launch.named(self.run_dir)}"
+        return f"{NOT_EVALUATED}{told}\n  Measure it with: multimac evaluate {as_typed(self.run_dir)}"
 
     def _again(self) -> str:
         run = read_run(self.run_dir)

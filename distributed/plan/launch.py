@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from distributed.hosts.paths import PROJECT, SyncItem
+from distributed.hosts.paths import SyncItem
+from distributed.run_dir.folder import as_typed
 from distributed.ssh.host import Host
 from whisper_tuner.errors import ConfigError, RunError
 from whisper_tuner.files import atomic_path, sync_folder, write_atomically
@@ -87,11 +88,7 @@ class Launch:
 
     def resume_command(self, run_dir: Path) -> str:
         command = "distributed-train" if any(rank.host for rank in self.ranks) else "finetune"
-        return f"multimac {command} --resume {self.named(run_dir)}"
-
-    def named(self, run_dir: Path) -> str:
-        """Return how a command names the run: by its folder where that is not the usual one."""
-        return self.run_id if run_dir.parent == PROJECT / "runs" else str(run_dir)
+        return f"multimac {command} --resume {as_typed(run_dir)}"
 
 
 def change_hosts(run_dir: Path, before: Launch, after: Launch) -> None:

@@ -12,6 +12,7 @@ from whisper_tuner.errors import ConfigError, RunError
 from whisper_tuner.files import write_atomically
 from whisper_tuner.text import parse_json
 
+from .folder import as_typed
 from .summary import NOT_AS_WRITTEN, read_run
 
 AWAY = "away.json"
@@ -35,7 +36,7 @@ def set_away(run_dir: Path, host: str, away: bool) -> None:
     run = read_run(run_dir, only_asked=True)
     known = run.hosts
     if away and run.needs_all_hosts:
-        remedy = f"Stop the run, and go on later: multimac runs stop {run_dir.name}"
+        remedy = f"Stop the run, and go on later: multimac runs stop {as_typed(run_dir)}"
         raise RunError("each host of a pipeline has a part of the model, so none can be left out", remedy=remedy)
     if host not in known:
         what = f"{host!r} is no host of run {run_dir.name}{nearest(host, known)}"

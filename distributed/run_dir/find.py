@@ -16,7 +16,7 @@ from exogym.config import nearest
 from whisper_tuner.errors import ConfigError, RunError
 from whisper_tuner.files import expanded
 
-from .folder import date_in, disk_use, only_one
+from .folder import as_typed, date_in, disk_use, only_one
 from .summary import FAILED, FINISHED, INTERRUPTED, RUNNING, RunSummary, read_run
 
 SHOWN = 10
@@ -146,7 +146,7 @@ def named_removals(runs: Sequence[RunSummary], folders: Sequence[Path]) -> list[
     inside = {folder.resolve() for folder in folders}
     for run in runs:
         if run.state == RUNNING:
-            raise ConfigError(f"{run.id} is running", remedy=f"Stop it first: multimac runs stop {run.id}")
+            raise ConfigError(f"{run.id} is running", remedy=f"Stop it first: multimac runs stop {as_typed(run.path)}")
         if run.path.is_symlink() or run.path.parent.resolve() not in inside:
             where = ", ".join(map(str, folders))
             raise ConfigError(f"{run.path} is not in {where}", remedy="Name its folder with --runs-dir.")

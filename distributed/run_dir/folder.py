@@ -51,6 +51,12 @@ def _remedy(error: OSError) -> str:
     return "Free some space, or choose another folder with runs_dir." if is_full else "Set runs_dir to another folder."
 
 
+def as_typed(run_dir: Path) -> str:
+    """Return how a command names a run: by its path where a command would not look by itself."""
+    path = run_dir.absolute()
+    return path.name if path.parent == Path.cwd() / "runs" else str(path)
+
+
 def as_file_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name)
 

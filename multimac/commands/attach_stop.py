@@ -20,7 +20,7 @@ from distributed.hosts.paths import PROJECT
 from distributed.launcher import follow as follower
 from distributed.launcher.follow import Attached, PlainScreen, Starter, finishing, start_launcher
 from distributed.run_dir.find import find_run
-from distributed.run_dir.folder import is_running, launcher_pid
+from distributed.run_dir.folder import as_typed, is_running, launcher_pid
 from distributed.run_dir.log import read_events
 from distributed.run_dir.run_view import RunView
 from distributed.run_dir.summary import read_run
@@ -58,8 +58,9 @@ def start(
             if launcher.poll() is not None:  # its last words, or that there are none
                 return _followed(console, run_dir, lambda: launcher, position=position)
             time.sleep(0.05)
-    console.print(f"running without this terminal; to follow it: multimac runs attach {run_dir.name}", soft_wrap=True)
-    console.print(f"to stop it: multimac runs stop {run_dir.name}", soft_wrap=True)
+    name = as_typed(run_dir)
+    console.print(f"running without this terminal; to follow it: multimac runs attach {name}", soft_wrap=True)
+    console.print(f"to stop it: multimac runs stop {name}", soft_wrap=True)
     return ExitStatus.OK
 
 
@@ -96,7 +97,7 @@ def runs_stop(
     console.print("stopping now" if now or evaluating else finishing(len(stopped.hosts)))
     while is_running(run_dir):
         time.sleep(0.2)
-    console.print(f"stopped; see what it has: multimac runs show {run_dir.name}", soft_wrap=True)
+    console.print(f"stopped; see what it has: multimac runs show {as_typed(run_dir)}", soft_wrap=True)
     return ExitStatus.OK
 
 
@@ -105,7 +106,8 @@ def going_on(folders: Sequence[Path], name: str) -> tuple[Path, Attached]:
     run_dir = find_run(name, folders).absolute()
     pid = launcher_pid(run_dir)
     if pid is None:
-        raise RunError(f"run {run_dir.name} is not running", remedy=f"See it with: multimac runs show {run_dir.name}")
+        remedy = f"See it with: multimac runs show {as_typed(run_dir)}"
+        raise RunError(f"run {run_dir.name} is not running", remedy=remedy)
     return run_dir, Attached(run_dir, pid)
 
 
@@ -184,7 +186,7 @@ def open_page(run_dir: Path) -> str:
     Returns what to tell of it. Where no browser can be opened, `multimac watch` says how to reach the page.
     """
     if not can_open():
-        return f"no browser here; for the page: multimac watch {run_dir.name}"
+        return f"no browser here; for the page: multimac watch {as_typed(run_dir)}"
     subprocess.Popen(
         [sys.executable, str(PROJECT / "cli_typer.py"), "watch", str(run_dir), "--until-unwatched"],
         stdin=subprocess.DEVNULL,

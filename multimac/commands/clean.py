@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from distributed.hosts.paths import PROJECT, STORE
 from distributed.run_dir.find import Removal, age, find_run, named_removals, removals, remove, remove_folder, run_dirs
-from distributed.run_dir.folder import disk_use
+from distributed.run_dir.folder import as_typed, disk_use
 from distributed.run_dir.summary import RUNNING, read_run
 from multimac.view.models import folders_of
 from multimac.view.terminal import Console
@@ -83,7 +83,7 @@ def _clean_cache(console: Console, folders: Sequence[Path], *, really: bool, as_
     path = PROJECT / STORE / CACHE
     for run in map(read_run, run_dirs(folders) if really else ()):
         if run.state == RUNNING:
-            raise ConfigError(f"{run.id} is running", remedy=f"Stop it first: multimac runs stop {run.id}")
+            raise ConfigError(f"{run.id} is running", remedy=f"Stop it first: multimac runs stop {as_typed(run.path)}")
     held, reason = disk_use(path)[0] if path.is_dir() else 0, "it is computed anew when it is needed"
     if really and held:
         remove_folder(path.resolve())  # it may be a link to a larger disk

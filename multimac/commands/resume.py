@@ -12,7 +12,7 @@ from distributed.plan.hosts_file import load_hosts, meeting_address
 from distributed.plan.launch import Launch, change_hosts
 from distributed.plan.prepare import rehost
 from distributed.run_dir.find import find_run
-from distributed.run_dir.folder import is_running
+from distributed.run_dir.folder import as_typed, is_running
 from distributed.run_dir.summary import FINISHED, NOT_EVALUATED, read_run
 from distributed.ssh.host import Hosts
 from multimac.view.models import folders_of
@@ -62,7 +62,7 @@ def _check(run_dir: Path, launch: Launch, name: str) -> None:
     if known.state == FINISHED:
         raise RunError(f"run {run} is finished", remedy="To train more, start a new run with more epochs.")
     if known.message.startswith(NOT_EVALUATED):  # its checkpoints are gone: it would begin anew
-        measure = f"Measure it with: multimac evaluate {launch.named(run_dir)}"
+        measure = f"Measure it with: multimac evaluate {as_typed(run_dir)}"
         raise RunError(f"run {run} is trained to its end; only its WER was not measured", remedy=measure)
     read_here: list[str | Path | None] = [profile.train, profile.validation, launch.test]  # by rank 0
     read_here += [kept.clips for kept in launch.keeps]

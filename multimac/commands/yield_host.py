@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from distributed.run_dir.away import ASKED, read_away, set_away
-from distributed.run_dir.folder import is_running
+from distributed.run_dir.folder import as_typed, is_running
 from distributed.run_dir.log import new_events
 from distributed.run_dir.run_view import HostView, RunView
 from distributed.run_dir.summary import read_run
@@ -71,7 +71,8 @@ class _Followed:
         begun, has_said = time.monotonic(), False
         while not (told := self._told(name, back=back)):
             if not is_running(self._run_dir):
-                raise RunError("the run has ended meanwhile", remedy=f"See it: multimac runs show {self._run_dir.name}")
+                remedy = f"See it: multimac runs show {as_typed(self._run_dir)}"
+                raise RunError("the run has ended meanwhile", remedy=remedy)
             if not has_said and time.monotonic() - begun > SAY_AFTER_S:
                 has_said = True
                 others = "the others'" if back else "its"
@@ -91,7 +92,7 @@ class _Followed:
         if name == read_run(self._run_dir, only_asked=True).hosts[0]:
             set_away(self._run_dir, name, False)
             what = f"{name} leads the run: once training has ended, it does the rest in any case"
-            raise RunError(what, remedy=f"Let it end, or stop it: multimac runs stop {self._run_dir.name}")
+            raise RunError(what, remedy=f"Let it end, or stop it: multimac runs stop {as_typed(self._run_dir)}")
         return "takes no more clips than it has in hand"
 
     @property

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from distributed.plan.launch import Launch
 from distributed.run_dir.away import read_away
+from distributed.run_dir.folder import as_typed
 from distributed.run_dir.summary import BROKEN, FAILED, FINISHED, RUNNING, HostFigures, RunSummary
 from whisper_tuner.errors import RunError
 from whisper_tuner.files import shown
@@ -208,9 +209,7 @@ def print_next(console: Console, run: RunSummary) -> None:
 
 
 def next_commands(run: RunSummary) -> list[str]:
-    command, name = "multimac", run.id
-    if shown(run.path.absolute().parent) != Path("runs"):  # other commands would not find it by its id
-        name = str(shown(run.path.absolute()))
+    command, name = "multimac", as_typed(run.path)
     if run.state == RUNNING:
         return [f"{command} runs attach {name}", f"{command} runs stop {name}"]
     commands = []
