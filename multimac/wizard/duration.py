@@ -16,25 +16,29 @@ from whisper_tuner.hub import folder_here
 from whisper_tuner.text import in_words
 
 from .draft import Draft
+from .model import usual_rate
 from .questions import Questions, drop_typed
 
 STEPS = 9  # the first is not counted
 HEARD = 8  # clips of the test set
-KNOWN = 10  # errors in 100 words. Of 6, five minutes of speech took none (RESULTS.md, quality: tiny.en on en-5min)
+# Errors in 100 words. Of 6, five minutes of speech took one by LoRA at GENTLER rates, and added some at the usual one
+# (RESULTS.md, quality: tiny.en on en-5min).
+KNOWN = 10
+GENTLER = 5  # times
 
 
-def show_time(questions: Questions, draft: Draft, scratch: Path, console: Console) -> None:
+def show_time(questions: Questions, draft: Draft, scratch: Path, console: Console) -> Speed | None:
     """Print how long the run will take. Alone it is measured; of hosts it is known if they were measured.
 
-    What hosts take to transcribe the test set was not measured.
+    What hosts take to transcribe the test set was not measured. Returns what was measured on this machine.
     """
     model, group = draft.model.base_model, draft.group
     if not group and questions.interactive and not folder_here(model):
         console.print(f"{model} is downloaded first, so how long it takes is not known.", markup=False)
-        return
+        return None
     job, speeds = draft.job(), list(group.speeds) if group else _measured(questions, draft, scratch, console)
     if not speeds or not all(speed.sizes for speed in speeds):
-        return
+        return None
     clips = {kind: len(samples) for kind, samples in draft.data.samples.items() if kind != "test" or not group}
     bytes_s, spare = (group.bytes_s, group.spare_bytes) if group else (None, None)
     ratios = ratios_of(key_of(job, (group.hosts if group else HERE).all))
@@ -44,6 +48,7 @@ def show_time(questions: Questions, draft: Draft, scratch: Path, console: Consol
     console.print(f"By a few steps on your clips, {what} will take {in_words(found.seconds)}{less}.")
     if told := untouched_told(speeds[0], short_name(model)):
         console.print(told, markup=False)
+    return speeds[0]
 
 
 def untouched_told(speed: Speed, model: str) -> str:
@@ -52,9 +57,21 @@ def untouched_told(speed: Speed, model: str) -> str:
         return ""
     rate = 100 * speed.errors / speed.words
     told = f"Before training, {model} makes about {rate:.0f} errors in 100 words, by a few test clips."
-    if rate < KNOWN:
+    if knows(speed):
         told += " It knows such speech, so little can be gained: see whether the last lines say better."
     return told
+
+
+def knows(speed: Speed) -> bool:
+    return bool(speed.words) and 100 * speed.errors < KNOWN * speed.words
+
+
+def suit_rate(draft: Draft, speed: Speed | None, console: Console) -> None:
+    """Lower a suggested rate of LoRA for speech that the model knows: at the usual one it gets worse (see KNOWN)."""
+    usual = usual_rate(draft.model, draft.method)
+    if speed and knows(speed) and draft.method == "lora" and draft.settings["learning_rate"] == usual:
+        rate = draft.settings["learning_rate"] = f"{float(usual) / GENTLER:g}"
+        console.print(f"So the learning rate is {rate}, a fifth of the usual one: it spoils less.", markup=False)
 
 
 def _measured(questions: Questions, draft: Draft, scratch: Path, console: Console) -> list[Speed]:

@@ -40,7 +40,7 @@ from whisper_tuner.text import counted
 
 from .data import ask_data, ask_split, spoken, typed_path
 from .draft import Draft, numbered, read_text
-from .duration import show_time
+from .duration import show_time, suit_rate
 from .hosts import ALONE, HOSTS, ask_hosts, ask_strategy
 from .model import (
     BUNDLED,
@@ -198,7 +198,7 @@ def _ask(
         draft.settings = ask_settings(suggestions, draft, console)
         _ask_name(suggestions, draft)
         _show(draft, console)
-        show_time(questions, draft, scratch, console)
+        suit_rate(draft, show_time(questions, draft, scratch, console), console)
         start = questions.select("start", "Ready?", [_with_count(option, near) for option in READY], NOW)
         if start not in (MACHINES, CHANGE):
             return _decided(draft, start)
@@ -219,7 +219,9 @@ def _ask(
     _ask_name(questions, draft)
     _show(draft, console)
     if questions.interactive or questions.asks_nobody:
-        show_time(questions, draft, scratch, console)
+        measured = show_time(questions, draft, scratch, console)
+        if questions.asks_nobody and "learning_rate" not in questions.answers:
+            suit_rate(draft, measured, console)
     decided = [option for option in READY if option.value not in (MACHINES, CHANGE)]
     start = questions.select("start", "Ready?", decided, NOW)
     questions.finish()

@@ -173,7 +173,7 @@ def ask_settings(questions: Questions, draft: Draft, console: Console) -> dict[s
     Suggestions are those of a profile with the same model, data and method, else those that suit the model's size.
     """
     model, method, clips, own = draft.model, draft.method, len(draft.data.samples["train"]), _alike(draft)
-    usual, batch = _learning_rate(model, method), next((n for n in (8, 4, 2) if fits(model, method, n)), 1)
+    usual, batch = usual_rate(model, method), next((n for n in (8, 4, 2) if fits(model, method, n)), 1)
     defaults = {"epochs": str(EPOCHS), "learning_rate": usual, "batch_size": str(batch)}
     defaults |= {key: own[key] for key in SETTINGS if key in own}
     if clips:
@@ -408,7 +408,7 @@ def _alike(draft: Draft) -> Mapping[str, str]:
     return {}
 
 
-def _learning_rate(model: Model, method: str) -> str:
+def usual_rate(model: Model, method: str) -> str:
     if model.learning_rate and method != "lora":
         return model.learning_rate
     count = model.shape.parameters if model.shape else 250e6

@@ -365,3 +365,21 @@ def test_ready_says_how_many_machines_were_found():
 def test_what_a_model_hears_before_it_is_trained_is_told(errors, words, told):
     found = duration.untouched_told(Speed(host="a", errors=errors, words=words), "whisper-base")
     assert told in found and bool(found) == bool(told) and ("little can be gained" in found) == ("knows" in told)
+
+
+@pytest.mark.parametrize(
+    ("method", "rate", "errors", "suited"),
+    [
+        ("lora", "0.001", 6, "0.0002"),
+        ("lora", "0.001", 80, "0.001"),
+        ("lora", "0.0002", 6, "0.0002"),  # an earlier run's, or the user's own
+        ("full", "2.5e-05", 6, "2.5e-05"),
+    ],
+)
+def test_the_rate_is_lower_for_speech_that_the_model_knows(draft, method, rate, errors, suited, capsys):
+    shape = model.shape_of("openai/whisper-base")
+    draft.model, draft.method = Model(base_model="openai/whisper-base", shape=shape), method
+    draft.settings = {"learning_rate": rate}
+    duration.suit_rate(draft, Speed(host="a", errors=errors, words=80), Console())
+    assert draft.settings == {"learning_rate": suited}
+    assert ("a fifth of the usual one" in capsys.readouterr().out) == (rate != suited)
