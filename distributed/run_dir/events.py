@@ -31,8 +31,8 @@ class Event:
 
     written: all its fields, as they stand in the file. kept: the set of Profile.keeps that was measured.
     score: the WER of validation clips, as a share. seconds_communicating: of a step with an exchange that is no round.
-    From cpu on: of a machine, where it is known; cpu, gpu and battery in per cent, temperature in degrees Celsius,
-    thermal as macOS calls it, from nominal over fair and serious to critical.
+    found: one that is left out was lost before. From cpu on: of a machine, where it is known; cpu, gpu and battery in
+    per cent, temperature in degrees Celsius, thermal as macOS calls it, from nominal over fair and serious to critical.
     """
 
     type: str
@@ -63,6 +63,7 @@ class Event:
     best_step: int = 0
     reason: str = ""
     given_up: bool = False
+    found: bool = False
     number: int = 0
     min_hosts: int = 0
     pairs: Pairs = ()
@@ -148,7 +149,7 @@ TYPES = {
         lambda e: f"{e.host} is lost{' and not tried again' if e.given_up else ''}: {e.reason}",
     ),
     "back": Type("host", lambda e: f"{e.host} is back"),
-    "away": Type("host reason", lambda e: f"{e.host} is left out: {e.reason}"),
+    "away": Type("host reason found?", lambda e: f"{e.host} is left out: {e.reason}"),
     "generation": Type("number hosts"),
     "paused": Type("hosts min_hosts away?", lambda e: _pause_line(e)),
     "orphaned": Type("hosts", lambda e: f"waiting for {', '.join(e.hosts)}, who may have the newest state"),

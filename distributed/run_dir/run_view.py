@@ -43,7 +43,8 @@ class HostView:
             told = f"{PREPARING} {_how_far(self.pace, event)}"
             self.state = told if event.done < event.total else "waiting"
         elif kind == "start":
-            self.state, self.total_steps, self.device = "training", event.total_steps, event.device
+            self.total_steps, self.device = event.total_steps, event.device
+            self.state = "away" if self.is_out else "training"  # a process that has just started waits to be called
         elif kind == "step":
             self.step, self.epoch = event.step, event.epoch + 1
             self.loss = self.loss if event.loss is None else event.loss
@@ -109,7 +110,8 @@ class RunView:
             host.take(event)
             if kind == "plan":  # of all hosts: one that is gone does not tell it
                 for gone in self.hosts.values():
-                    gone.total_steps = event.total_steps if gone.state in GONE else gone.total_steps
+                    is_silent = gone.is_out or gone.state in GONE
+                    gone.total_steps = event.total_steps if is_silent else gone.total_steps
         elif kind == "phase":
             self.phase, self.end = event.phase, None  # an end that was read before is an earlier attempt's
             if event.hosts:  # a launcher has just started

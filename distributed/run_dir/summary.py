@@ -379,7 +379,9 @@ def _lost(name: str, events: RunEvents) -> str:
     """Tell how often a host was lost, such as `2 times, 1:20 in all`; for how long only if it came back each time."""
     times = sum(event.host == name for event in events.of_type("lost"))
     away, since, is_back = 0.0, None, True
-    for event in events.of_type("lost", "back", "resume", "end"):
+    for event in events.of_type("lost", "back", "away", "resume", "end"):
+        if event.type == "away" and not event.found:
+            continue
         if event.type == "lost" and event.host == name:
             since, is_back = event.time if since is None else since, False
         elif event.type == "end" or event.host == name:  # while the run is stopped nobody is away

@@ -36,7 +36,12 @@ from whisper_tuner.interrupts import noted
 from .options import CONFIG, Config, Run, RunsDir, command
 from .watch import can_open
 
+LEAVE = "d: leave it running"
 STOP = "Ctrl-C: stop the run"
+
+
+class Left(Exception):
+    """The user looks at the run no longer; it goes on."""
 
 
 def start(
@@ -58,6 +63,10 @@ def start(
             if launcher.poll() is not None:  # its last words, or that there are none
                 return _followed(console, run_dir, lambda: launcher, position=position)
             time.sleep(0.05)
+    return _left(console, run_dir)
+
+
+def _left(console: Console, run_dir: Path) -> ExitStatus:
     name = as_typed(run_dir)
     console.print(f"running without this terminal; to follow it: multimac runs attach {name}", soft_wrap=True)
     console.print(f"to stop it: multimac runs stop {name}", soft_wrap=True)
@@ -66,14 +75,20 @@ def start(
 
 @command("runs attach")
 def runs_attach(run: Run = "last", runs_dir: RunsDir = None, config: Config = CONFIG) -> ExitStatus:
-    """Follow a running run from its first line to its end; Ctrl-C stops the run, as in its own terminal."""
+    """Follow a running run from its first line to its end; Ctrl-C stops the run, as in its own terminal.
+
+    The key d, or closing the terminal, leaves it running.
+    """
     run_dir, launcher = going_on(folders_of(config, runs_dir), run)
     return _followed(Console(), run_dir, lambda: launcher)
 
 
 def _followed(console: Console, run_dir: Path, launch: Starter, *, position: int = 0, page: str = "") -> ExitStatus:
     """Follow a run to its end; then say what can be done with the model."""
-    status = follow(run_dir, launch, console, position=position, page=page)
+    try:
+        status = follow(run_dir, launch, console, position=position, page=page)
+    except Left:
+        return _left(console, run_dir)
     if status == ExitStatus.OK and (run := read_run(run_dir)).model:
         print_next(console, run)
     return status
@@ -146,14 +161,17 @@ class FullScreen:
         with ExitStack() as stack:
             self._pressed = stack.enter_context(keys())
             self._live = stack.enter_context(Live(console=self._console, screen=True, auto_refresh=False))
-            told = self._page or ("w: live page" if self._pressed else "")
-            self._hint = f"{told}{BETWEEN_HINTS}{STOP}" if told else STOP
+            self._hint = self._hints()
             self._terminal, self._shown = stack.pop_all(), None
 
     def _leave(self) -> None:
         if self._terminal:
             self._terminal.close()
             self._terminal = None
+
+    def _hints(self) -> str:
+        by_key = [self._page or "w: live page", LEAVE] if self._pressed else [self._page] if self._page else []
+        return BETWEEN_HINTS.join([*by_key, STOP])
 
     def print(self, line: str) -> None:
         self._lines.append(line)
@@ -169,9 +187,12 @@ class FullScreen:
             if not is_in_front():  # the shell has sent it on in the background
                 return
             self._enter()
-        if self._pressed and self._pressed() in ("w", "W") and not self._page:
+        key = self._pressed() if self._pressed else ""
+        if key in ("d", "D"):
+            raise Left
+        if key in ("w", "W") and not self._page:
             self._page = open_page(self._run_dir)
-            self._hint = f"{self._page}{BETWEEN_HINTS}{STOP}"
+            self._hint = self._hints()
         rows = screen(
             view, self._lines, name=self._run_dir.name, console=self._console, hint=self._hint, now=time.time()
         )

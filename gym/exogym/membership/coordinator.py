@@ -83,7 +83,7 @@ class Coordinator:
         if not anew and host not in self.members:
             self.send(host, {"type": "excluded"})
         if host not in self.members and self.state.told_away.pop(host, ""):
-            self._tell_away(self.members)  # again: it was lost meanwhile
+            self._tell_away(self.members, found=True)  # again: it was lost meanwhile
 
     def lost(self, host: str, *, for_good: bool = False) -> None:
         """Take note that a host crashed, fell silent or was given up (for_good), or never came."""
@@ -252,13 +252,13 @@ class Coordinator:
         here = self.state.present.difference(self.state.away)
         return here if here & self.state.remembering else self.state.present
 
-    def _tell_away(self, members: Collection[str]) -> None:
-        """Tell who is left out of a group of these members, or is back in it."""
+    def _tell_away(self, members: Collection[str], **more: bool) -> None:
+        """Tell who is left out of a group of these members, or is back in it. found: it was lost, and is no more."""
         state = self.state
         for host, reason in state.away.items():
             if host not in members and state.told_away.get(host) != reason:
                 state.told_away[host] = reason
-                self.emit({"type": "away", "host": host, "reason": reason})
+                self.emit({"type": "away", "host": host, "reason": reason, **more})
         for host in members:
             if state.told_away.pop(host, None) is not None and host not in state.away:
                 self.emit({"type": "back", "host": host})

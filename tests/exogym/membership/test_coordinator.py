@@ -661,6 +661,12 @@ def test_a_host_leaves_where_a_round_has_counted_and_is_back_at_the_next(meeting
     assert meeting.generations()[2:] == [("ada",), HOSTS]
     assert {"type": "away", "host": "bob", "reason": "asked"} in meeting.events
     assert meeting.events[-2:-1] == [{"type": "back", "host": "bob"}]
+    meeting.vote(STATE_SYNC)
+    meeting.coordinator.leave("bob", "asked")
+    meeting.coordinator.lost("bob")
+    meeting.come("bob")
+    told = [event for event in meeting.events if event["type"] == "away" and event["host"] == "bob"]
+    assert told[-1] == {"type": "away", "host": "bob", "reason": "asked", "found": True}
 
 
 def test_one_that_is_away_is_there_once_more_for_those_who_have_lost_the_newest_state(meeting):

@@ -11,6 +11,7 @@ import termios
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from waiting import wait_until
 
@@ -30,7 +31,7 @@ while not pathlib.Path("over").exists():
     time.sleep(0.05)
 '''
 start = lambda: subprocess.Popen([sys.executable, "-c", launcher], cwd=run, start_new_session=True)
-print("status", int(attach_stop.follow(run, start, Console())))
+print("status", int(attach_stop._followed(Console(), run, start)))
 """
 BEGIN = {"type": "phase", "phase": "start", "hosts": ["h1", "h2"]}
 LONG = "a warning that is longer than the terminal is wide, and is there in full when all is over, in one piece"
@@ -125,6 +126,22 @@ def test_a_key_opens_the_page_and_pasted_text_and_arrows_do_nothing(terminal):
     shown.until("opens in your browser")
     shown.end(END)
     assert (shown.run / "opened").read_text() == "x"
+
+
+def test_a_key_leaves_the_run_going_on(terminal):
+    shown = terminal()
+    shown.until("d: leave it running")
+    shown.press("d")
+    wait_until(lambda: shown.process.poll() is not None, 30)
+    told = " ".join(shown.read().rpartition(LEFT)[2].split())
+    assert "to follow it: multimac runs attach" in told and told.endswith("status 0")
+    assert termios.tcgetattr(shown.slave) == shown.before
+    assert any(each.cwd() == str(shown.run) for each in launchers())
+    shown.end()
+
+
+def launchers() -> list[psutil.Process]:
+    return [each for each in psutil.process_iter(["cmdline"]) if "over" in " ".join(each.info["cmdline"] or ())]
 
 
 def test_ctrl_c_reaches_the_run_and_ctrl_z_leaves_the_screen(terminal):

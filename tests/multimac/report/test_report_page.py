@@ -253,6 +253,8 @@ def test_eight_hosts_and_what_became_of_them(made):
         made.tell("lost", at, host=hosts[3], reason="asleep", given_up=False)
         made.tell("back", at + 30, host=hosts[3])
     made.tell("lost", 95, host=hosts[4], reason="gone", given_up=True)
+    for at, about in ((30, {}), (55, {"found": True})):  # left out while it was lost, and found
+        made.tell("lost" if at == 30 else "away", at, host=hosts[6], reason="asked", given_up=False, **about)
     for at, kind in ((50, "lost"), (70, "resume")):  # it comes back as another worker
         made.tell(kind, at, host=hosts[5], step=5, round=1, epoch=0, reason="killed", given_up=False)
     made.tell("generation", 96, number=2, hosts=[host for host in hosts if host != hosts[4]])
@@ -261,7 +263,7 @@ def test_eight_hosts_and_what_became_of_them(made):
     shares = [float(share) for share in re.findall(r"mps \(Apple M2\) \d+ (\d+) %", page.text)]
     assert len(shares) == 8 and sum(shares) == pytest.approx(100, abs=4)
     assert "mac-3.local mps (Apple M2) 70 12 % 14.0 2 times, for 1:00 in all" in page.text
-    assert page.text.count("once, not back") == 1 and "once, for 0:20" in page.text
+    assert page.text.count("once, not back") == 1 and "once, for 0:20" in page.text and "once, for 0:25" in page.text
     assert "once, not back" in page.text and "mac-3.local is back" in page.text
     assert "mac-4.local is lost and not tried again: gone" in page.text and "training continues with" in page.text
 

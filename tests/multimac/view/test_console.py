@@ -371,6 +371,24 @@ def test_one_that_is_lost_is_lost_until_it_is_found_also_if_it_is_left_out_then(
         assert view.hosts["h2"].state == expected
 
 
+def test_one_that_is_left_out_while_it_is_lost_takes_no_part_when_it_is_found():
+    """`hosts yield` goes by its state. It does not train before a generation has it."""
+    view, away = RunView(), {"type": "away", "host": "h2", "reason": "as asked"}
+    for event, expected in [
+        (lost("h2"), "lost"),
+        (away, "lost"),
+        ({"type": "phase", "host": "h2", "phase": "load"}, "loading"),
+        (away | {"found": True}, "away"),
+        (START | {"host": "h2"}, "away"),
+        ({"type": "plan", "host": "h1", "total_steps": 44}, "away"),
+        ({"type": "back", "host": "h2"}, "waiting"),
+        ({"type": "generation", "number": 2, "hosts": ["h1", "h2"]}, "training"),
+    ]:
+        take(view, event)
+        assert view.hosts["h2"].state == expected
+    assert view.hosts["h2"].total_steps == 44
+
+
 def test_no_row_is_one_too_many_and_a_long_name_is_shortened():
     assert screen_of(run_of(12), height=16)[-1] == "w: live page"
     view = RunView()
