@@ -84,7 +84,7 @@ def hosts_pair(
     twin = _twin(hosts, host)
     message = f"{hosts} has {twin}, with the same key. Is that this machine, under another name or address?"
     if twin:
-        is_the_same = questionary.confirm(message, default=True).ask()
+        is_the_same = questionary.confirm(message, default=True, auto_enter=False).ask()
         if is_the_same is None:
             console.print("Nothing was changed.")
             return ExitStatus.INTERRUPTED
@@ -152,7 +152,7 @@ def paired(console: AnyConsole, host: Host) -> bool:
         if others := pairing.others_with(key, settings):
             what = f"{', '.join(others)} has the same key: this machine under another name, or a copy of it."
             console.print(what, style="yellow", markup=False, soft_wrap=True)
-        if not questionary.confirm("Are the two alike?", default=False).ask():
+        if not questionary.confirm("Are the two alike?", default=False, auto_enter=False).ask():
             return False
         console.print(f"written: {pairing.accept(settings, key)}", markup=False, soft_wrap=True)
     try:

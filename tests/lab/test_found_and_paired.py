@@ -94,7 +94,7 @@ def test_found_by_avahi_and_paired_with_by_one_password():
         answers = {
             "Which one is to train": "\r",
             fingerprint: "",
-            "Are the two alike?": "y",
+            "Are the two alike?": "y\r",
             "Enter passphrase": "\r",
             "same passphrase again": "\r",
             "'s password:": "secret\r",
@@ -134,7 +134,7 @@ def test_the_wizard_leads_from_a_bare_host_to_the_first_step_with_one_password()
             "Pair with": enter,
             "Your user name on": enter,
             fingerprint: "",
-            "Are the two alike?": "y",
+            "Are the two alike?": "y\r",
             "Enter passphrase": enter,
             "same passphrase again": enter,
             "'s password:": "secret" + enter,

@@ -80,14 +80,14 @@ def test_from_an_unknown_machine_to_the_hosts_file(ssh_server, copying, tmp_path
     ).stdout.split()[1]
     refusing = Terminal(tmp_path, *words)
     assert fingerprint in re.sub(r"\s", "", refusing.expect("Are the two alike?"))
-    refusing.type("n")
+    refusing.type("n\r")
     assert refusing.end() == 0 and "Nothing was changed." in refusing.seen
     assert ssh_server.known_hosts.read_text() == "" and not (tmp_path / "distributed_hosts.json").exists()
 
     terminal = Terminal(tmp_path, *words)
     terminal.expect("On that machine, this prints it: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
     terminal.expect("Are the two alike?")
-    terminal.type("y")
+    terminal.type("y\r")
     assert terminal.end() == 0, terminal.seen
     assert "It asks for the password of" in terminal.seen
     assert f"-p {ssh_server.port} " in copying.read_text()
@@ -160,7 +160,7 @@ def test_a_machine_with_a_new_address_takes_its_old_place_and_a_copy_does_not(
     )
     pairing_again = Terminal(tmp_path, "hosts", "pair", "127.0.0.1", "--port", str(ssh_server.port), "--no-setup")
     pairing_again.expect("has localhost, with the same key. Is that this machine, under another name or address?")
-    pairing_again.type(answer)
+    pairing_again.type(answer + "\r")
     assert pairing_again.end() == 0, pairing_again.seen
     workers = json.loads(hosts.read_text())["workers"]
     named = [worker if isinstance(worker, str) else worker["host"] for worker in workers]

@@ -90,7 +90,7 @@ NEW = (DOWN + ENTER, "10.0.0.1" + ENTER, ENTER, ENTER)  # where, address, user, 
 def test_hosts_setup_is_not_run_again(draft, monkeypatch):
     """At the question after it one goes back to that before it, the key; Enter leads on without another set-up."""
     machines = Machines(BARE, ALL_WELL)
-    questions, group, told = asked(draft, machines, monkeypatch, *NEW, "y", BACK, ENTER, ENTER)
+    questions, group, told = asked(draft, machines, monkeypatch, *NEW, "y" + ENTER, BACK, ENTER, ENTER)
     assert machines.set_up == 1 and machines.found == [] and group
     assert questions.taken["workers"] == "10.0.0.1" and questions.taken["name"] == "mine"
     assert group.frozen_precision == "bf16"  # so that steps are measured as the run will make them
@@ -98,7 +98,7 @@ def test_hosts_setup_is_not_run_again(draft, monkeypatch):
 
 
 def test_no_command_is_advised_that_does_not_know_hosts_that_were_just_typed(draft, monkeypatch):
-    _, group, told = asked(draft, Machines(BARE, ALL_WELL), monkeypatch, *NEW, "n", ENTER, ENTER)
+    _, group, told = asked(draft, Machines(BARE, ALL_WELL), monkeypatch, *NEW, "n" + ENTER, ENTER, ENTER)
     assert group and "Let the wizard set it up" in told and "hosts setup --hosts" not in told
 
 

@@ -154,9 +154,9 @@ def test_shift_tab_goes_back_from_every_kind_of_question(folder, tmp_path):
         answer("Language", BACK)
         answer("Which recordings", ENTER)
         answer("Language of the speech (en, fr, German, ...):", "fr" + ENTER)
-        answer("train it all the same", "y")
+        answer("train it all the same", "y" + ENTER)
         answer("Ready?", CHANGE)
-        answer("Split off", "n")
+        answer("Split off", "n" + ENTER)
         answer("Which model", BACK)
         answer("Split off", BACK)
         answer("Ready?", ENTER)  # to change something, as before
