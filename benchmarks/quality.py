@@ -343,7 +343,7 @@ class Bench:
             cells += [", ".join(f"{wer(run['elsewhere']):.1f}" for run in runs if run["elsewhere"])]
             cells += [", ".join(f"{100 * run['rare'][0] / max(1, run['rare'][1]):.0f}" for run in runs)]
             cells += [_spread([each for run in runs for each in run[part]]) for part in ("off", "words_off")]
-            rows.append([*cells, ", ".join(str(run["invented"]) for run in runs)])
+            rows.append([*cells, ", ".join(str(run["invented"]) for run in runs if run["recordings"])])
         ways = "".join(f" {name}: {settings}." for name, settings in self.ways.items() if settings)
         return [
             f"{self.model.name} on {self.data.name}, {self.args.method}, {self.settings}.{ways} WER of "

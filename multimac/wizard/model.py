@@ -37,7 +37,7 @@ WORK = 14 * 73e6 / 2
 EPOCHS = 5
 OFFERED = ("tiny", "base", "small", "medium", "large-v3", "large-v3-turbo")
 METHODS = {
-    "full": "all weights: best with hours of speech, most memory",
+    "full": "all weights: most memory, no better than LoRA on minutes of speech",
     "lora": "LoRA, small matrices beside the weights: little memory and traffic",
     "decoder": "the decoder only: new words and spelling rather than new sounds",
 }
