@@ -344,7 +344,8 @@ class Bench:
             cells += [", ".join(f"{100 * run['rare'][0] / max(1, run['rare'][1]):.0f}" for run in runs)]
             cells += [_spread([each for run in runs for each in run[part]]) for part in ("off", "words_off")]
             rows.append([*cells, ", ".join(str(run["invented"]) for run in runs if run["recordings"])])
-        ways = "".join(f" {name}: {settings}." for name, settings in self.ways.items() if settings)
+        shown = {name: {key: Path(value).name for key, value in way.items()} for name, way in self.ways.items()}
+        ways = "".join(f" {name}: {settings}." for name, settings in shown.items() if settings)
         return [
             f"{self.model.name} on {self.data.name}, {self.args.method}, {self.settings}.{ways} WER of "
             f"each seed, of words without case and signs. Recordings: {RECORDING_S:.0f} s, of the unseen clips.",
