@@ -285,7 +285,8 @@ class Questions(Journal):
                 raise ValueError("expected yes or no")
 
         def ask(suggested: str) -> str:
-            return "yes" if self._ask(questionary.confirm(message, default=suggested == "yes", auto_enter=False)) else "no"
+            asked = questionary.confirm(message, default=suggested == "yes", auto_enter=False)
+            return "yes" if self._ask(asked) else "no"
 
         usual = "yes" if default else "no"
         if self.interactive:
