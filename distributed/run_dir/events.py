@@ -125,7 +125,7 @@ TYPES = {
     "round": Type("round step bytes? seconds?"),
     "stop": Type("step bytes? seconds?"),
     "validation": Type(
-        "step loss? score?",
+        "step loss? score? seconds?",
         lambda e: "" if e.loss is None else f"step {e.step}: validation {_loss_or_wer(e)}",
         every_host_tells=True,
     ),

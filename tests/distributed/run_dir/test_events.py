@@ -90,6 +90,12 @@ def test_a_file_without_an_event_has_no_history(history, lines):
         history(lines)
 
 
+def test_what_a_validation_by_wer_costs_is_told():
+    said = {"type": "validation", "time": 1.0, "host": "a", "step": 8, "loss": 0.5, "score": 0.25, "seconds": 4.4}
+    assert event_of(said).line == "step 8: validation loss 0.500, WER 25.0 (4 s)"
+    assert event_of({key: said[key] for key in said if key not in ("score", "seconds")}).line.endswith("loss 0.500")
+
+
 def test_followers_and_histories_read_the_same_events(history, tmp_path):
     found = history(BEGIN, START, "{\n", step("a", 1), step("a", 2, loss="low"), END)
     read, position = read_events(tmp_path / "events.jsonl")
