@@ -96,13 +96,12 @@ def load_whisper(
     """
     profile, strategy = spec.profile, spec.strategy_settings
     assert profile and strategy
-    if spec.is_pipeline:  # so that one stage has something to do while the other is at the next part
-        profile = replace(profile, accumulation=passes(profile))
-        spec = replace(spec, profile=profile)
+    part = PARTS[spec.rank] if spec.is_pipeline else ""
+    if part:  # so that one stage has something to do while the other is at the next part
+        spec = replace(spec, profile=(profile := replace(profile, accumulation=passes(profile))))
     if profile.num_threads:
         torch.set_num_threads(profile.num_threads)
     torch.manual_seed(profile.seed)
-    part = PARTS[spec.rank] if spec.is_pipeline else ""
     model, trained, processor = _load_model(profile, part)
     clips, settings = _Clips(spec, model, processor, events, unsent), _fit_settings(spec)
     share = share_of_memory(spec, settings.device)
@@ -144,17 +143,17 @@ def load_whisper(
         validation=validator,
         settings=settings,
         save=lambda final, _: save_final(trained.cpu(), processor, final, profile.base_model, blend=profile.blend),
-        score=_word_errors(trained, processor, validation.samples, profile)
-        if profile.keep_best == "wer" and validation
-        else None,
+        score=_word_errors(trained, processor, validation, profile),
     )
     whole = WholeModel(trained, profile)
     return replace(work, save=lambda final, _: whole.save(final, processor), gather=whole.gather) if part else work
 
 
-def _word_errors(model: nn.Module, processor: Any, samples: Sequence[Sample], profile: Profile) -> Score:
+def _word_errors(model: nn.Module, processor: Any, validation: ShardBatches | None, profile: Profile) -> Score | None:
     """Return what counts the (errors, words) in what the model writes of a batch's clips, as `evaluate` does."""
-    known = {sample.id: sample for sample in samples}
+    if profile.keep_best != "wer" or validation is None:
+        return None
+    known = {sample.id: sample for sample in validation.samples}
 
     def count(batch: Batch) -> tuple[float, float]:
         clips = [known[name] for name in batch["ids"]]

@@ -227,7 +227,7 @@ class Validation:
 
 
 class Found(NamedTuple):
-    """What a validation of all ranks says; None where nothing tells it."""
+    """Holds the figures of a validation by all ranks; None where nothing tells one."""
 
     loss: float | None
     accuracy: float | None

@@ -20,7 +20,7 @@ def test_joining_leaves_the_environment_alone(monkeypatch):
     spec = SimpleNamespace(rendezvous=Rendezvous(address="127.0.0.1", key="ab" * 32), interface="")
     generation, sums, client = Generation(1, ("ada", "bob"), "first", False), {}, CoordinatorClient()
     monkeypatch.setattr(train, "send_event", lambda event: client.put({**event, "type": "told"}))
-    work = SimpleNamespace(model=nn.Linear(1, 1), train=[], validation=None, gather=None)
+    work = SimpleNamespace(model=nn.Linear(1, 1), train=[], validation=None, gather=None, score=None)
     trainer = WorkerTrainer(spec, work, SimpleNamespace(meeting="", coordinator=client))
     client.put(generation.message())
 
