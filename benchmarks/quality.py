@@ -2,8 +2,7 @@
 
     python benchmarks/quality.py MODEL DATA [--language fr] [--keeps DATA] [--method lora] [--seeds 3]
                                  [--also "NAME KEY=VALUE ..."] [--recipe N] [--brief] [--minutes N]
-                                 [--learning-rate X]
-                                 [--quick] [--more N] [--out DIR]
+                                 [--learning-rate X] [--quick] [--more N] [--out DIR]
 
 MODEL is a folder in transformers layout, DATA one with train.csv, validation.csv and test.csv; --keeps is another such
 folder. Rows: the untouched model, the defaults, the clips alone (no timestamps, nothing of --keeps), each --also, and
@@ -11,9 +10,8 @@ the usual recipe (seq2seq_recipe.py) for N seeds. Columns: WER of greedy decodin
 --keeps; of the words that training's texts hold at most twice, how many are written; on recordings of a minute or two
 that are made of the unseen clips of DATA, by `multimac transcribe --words`: WER, how far a segment's time is from where
 its first word's clip says, the same of the time of each clip's first word, which the alignment heads say, and how many
-words are written of 30 s without speech. With --brief, no recordings, and not
-the clips alone. With --minutes, so much speech of DATA is trained, by chance. What is done is kept in DIR, so an
-interrupted benchmark goes on.
+words are written of 30 s without speech. With --brief, no recordings, and not the clips alone. With --minutes, so much
+speech of DATA is trained, by chance. What is done is kept in DIR, so an interrupted benchmark goes on.
 """
 
 from __future__ import annotations
@@ -203,10 +201,7 @@ class Bench:
         if args.minutes:
             self.data = part_of(self.data, args.minutes, args.out.resolve())
         kept = {"keeps": "keeps"} if args.keeps else {}
-        self.ways = {
-            DEFAULTS: kept,
-            **({} if args.brief else {"clips alone": CLIPS_ALONE}),
-        }
+        self.ways = {DEFAULTS: kept, **({} if args.brief else {"clips alone": CLIPS_ALONE})}
         self.ways |= {name: kept | settings for name, settings in args.also}
         steps, settings = QUICK_STEPS if args.quick else 0, SETTINGS[args.method]
         if args.learning_rate:

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
@@ -185,6 +186,9 @@ def _launch(
     address: str,
     hosts: Hosts | None,
 ) -> Launch:
+    added: Counter[str] = Counter()
+    for each in manifests["train"].added:  # two sets may name one list, each for a task
+        added[str(each.path)] += len(each.samples)
     return Launch(
         run_id=ranks[0].spec.run_id,
         name=job.name,
@@ -202,7 +206,7 @@ def _launch(
         versions={name: metadata.version(name) for name in RECORDED},
         stated=tuple(sorted(job.origin)),
         leaks=tuple(note for one in (*manifests.values(), *kept) for note in one.notes if LOOKS_BETTER in note),
-        added={str(each.path): len(each.samples) for each in manifests["train"].added},
+        added=dict(added),
     )
 
 

@@ -315,6 +315,9 @@ def test_what_is_both_trained_and_measured_is_told_by_the_launcher(job, run_dir)
     test = PROJECT / "bundled/data/test.csv"
     other = OtherSet(name="tested", clips=test, language="en", reading=AS_IT_IS)
     prepared = prepare_run(dataclasses.replace(job.with_profile(test=test), added=(other,)), run_dir)
+    both = (other, dataclasses.replace(other, name="once more", task="translate"))
+    twice = prepare_run(dataclasses.replace(job.with_profile(test=test), added=both), run_dir)
+    assert twice.launch.added == {str(test): 120}
     [leak] = prepared.launch.leaks
     assert leak.startswith("data/test.csv shares 60 clips of 60 with data/test.csv")
     prepared.launch.save(run_dir)
